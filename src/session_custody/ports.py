@@ -6,6 +6,7 @@ these; `wiring.py` puts the real ones in.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -623,3 +624,67 @@ class RoutePins(Protocol):
     """The router's pins in Redis, read only (DESIGN 14). None: missing, expired, junk or Redis down (never raises)."""
 
     async def read(self, session_id: str) -> Mapping[str, str] | None: ...
+
+
+# ------------------------------------------------------------------ lanes <-> loop, publish, intake
+
+
+class Inbox:
+    """Signals of one live run: the lane puts them in, the driver takes them at its boundaries. Event loop only.
+
+    A signal is known by its id: the lane's reconcile may see one many times until it is consumed.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Signal] = {}
+        self._taken: set[int] = set()
+        self._rung = asyncio.Event()
+
+    def put(self, signals: Sequence[Signal]) -> None:
+        for signal in signals:
+            if signal.signal_id not in self._taken:
+                self._waiting[signal.signal_id] = signal
+        if self._waiting:
+            self._rung.set()
+
+    def take(self) -> tuple[Signal, ...]:
+        """Everything that waits, oldest first; each signal is given out once."""
+        signals = tuple(self._waiting[key] for key in sorted(self._waiting))
+        self._taken.update(self._waiting)
+        self._waiting.clear()
+        self._rung.clear()
+        return signals
+
+    async def wait(self) -> None:
+        """Return when something waits."""
+        await self._rung.wait()
+
+
+class RunDriver(Protocol):
+    """Stations 7-11 for one run."""
+
+    async def drive(self, run: LoadedRun, fence: LaneFence, inbox: Inbox, suspects: bool) -> None:
+        """Drive the run until it leaves memory: terminal, waiting, parked, in_doubt, or its lane or row was lost.
+
+        Returns normally in all of these; raises InvariantBroken for our own bugs. Cancelling it is safe at any await.
+        `suspects`: the lane has unclean ends; the driver commits suspect_count + 1 before anything else (DESIGN 4).
+        """
+
+
+class LanePublication(Protocol):
+    """Station 12 for one incarnation of one lane."""
+
+    async def run(self, fence: LaneFence) -> None:
+        """Publish until cancelled or fenced. Opens `fence.gate_open` after steps 1 and 2 of DESIGN 6, closes it on
+        went_back and after `fence.on_broken`. Never raises for outages: it backs off."""
+
+    async def close(self, flush_s: float) -> None:
+        """Stop: publish what is committed for at most `flush_s`, then close the producer."""
+
+    @property
+    def backlog(self) -> int:
+        """Committed rows that are not known to be published."""
+
+    @property
+    def closed_because(self) -> str | None:
+        """Why publication of this lane is stopped (fail closed), for health; None: it is not."""
