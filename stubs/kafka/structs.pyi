@@ -1,0 +1,2 @@
+from kafka import OffsetAndMetadata as OffsetAndMetadata
+from kafka import TopicPartition as TopicPartition
