@@ -72,12 +72,13 @@ class LaneRow:
 
 @dataclass(slots=True, eq=False)
 class LaneFence:
-    """What every fenced statement of one incarnation carries. One mutable object, shared by lanes, writer, publisher.
+    """What every fenced statement of one incarnation carries. One mutable object, shared by lanes, writer,
+    publisher.
 
-    `owner` changes in place when a lost COMMIT or a lost acquire is settled (DESIGN 4: the incarnation lives on);
-    `tried` holds every owner uuid that settling has offered; `last_seen` is the last lane_seq this worker has seen.
-    `lost` is set once a fenced statement was refused; nothing is written through a lost fence.
-    `gate_open` is the write gate: no write tool is called on the lane while it is False.
+    `owner` changes in place when a lost COMMIT or a lost acquire is settled (DESIGN 4: the incarnation lives
+    on); `tried` holds every owner uuid that settling has offered; `last_seen` is the last lane_seq this
+    worker has seen. `lost` is set once a fenced statement was refused; nothing is written through a lost
+    fence. `gate_open` is the write gate: no write tool is called on the lane while it is False.
     `wake` is called (on the event loop) after each commit that gave the lane step rows: the publisher's bell.
     """
 
@@ -95,7 +96,9 @@ class LaneFence:
     wake: Callable[[], None] = lambda: None
     on_lost: Callable[[], None] = lambda: None
     on_broken: Callable[[], None] = lambda: None
-    """Called when the connection behind this fence broke: the gate closes, publication goes back to step 1."""
+    """Called when the connection behind this fence broke: the gate closes, publication goes back to step
+    1.
+    """
 
 
 # ------------------------------------------------------------------ admission (stations 3-4 <-> store)
@@ -103,7 +106,9 @@ class LaneFence:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A start that admission would create. `pinned` is its sealed first event; status is queued, cancelled or parked."""
+    """A start that admission would create. `pinned` is its sealed first event; status is queued, cancelled
+    or parked.
+    """
 
     facts: RunFacts
     pin: RunPin
@@ -144,7 +149,9 @@ class SignalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NewSignal:
-    """What anybody but the owner says to a run (I8). `dedupe` = (ce_source, ce_id, digest) or the record's place."""
+    """What anybody but the owner says to a run (I8). `dedupe` = (ce_source, ce_id, digest) or the record's
+    place.
+    """
 
     run_id: RunId
     kind: SignalKind
@@ -157,7 +164,9 @@ class NewSignal:
     recorded_at: datetime | None = None
     """Of a Kafka record: its timestamp."""
     held: bool = False
-    """No run of this id exists yet: held with its raw bytes until its start comes or the orphan sweep (DESIGN 5)."""
+    """No run of this id exists yet: held with its raw bytes until its start comes or the orphan sweep
+    (DESIGN 5).
+    """
     order: int = 0
     raw_value: bytes | None = None
     raw_key: bytes | None = None
@@ -202,16 +211,16 @@ class Decided:
 
 
 Decider = Callable[[frozenset[RunId], Sequence[KnownRun]], Decided]
-"""Called inside the admission transaction between its two round trips; pure and quick. Gets the run_ids created now
-and every run or tombstone among `named` that stood there before this batch."""
+"""Called inside the admission transaction between its two round trips; pure and quick. Gets the run_ids
+created now and every run or tombstone among `named` that stood there before this batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionBatch:
     """One lane's batch. `first_offset`..`next_offset` covers every record of it, also the skipped ones.
 
-    `candidates` would be created if no run of their id exists; duplicates within the batch are folded already.
-    `named` are all run ids that any record of the batch names (candidates, other starts, resumes).
+    `candidates` would be created if no run of their id exists; duplicates within the batch are folded
+    already. `named` are all run ids that any record of the batch names (candidates, other starts, resumes).
     """
 
     fence: LaneFence
@@ -241,13 +250,16 @@ class OffsetMoved:
     topic_id: str
 
 
-# ------------------------------------------------------------------ the hot path (stations 7, 9, 11 <-> store)
+# ------------------------------------------------------------------ the hot path (stations 7, 9, 11 <->
+# store)
 
 
 class CommitAnswer(StrEnum):
     COMMITTED = "committed"
     STALE = "stale"
-    """The row is at another version, or terminal, or a signal was consumed by somebody: drop the run, load it anew."""
+    """The row is at another version, or terminal, or a signal was consumed by somebody: drop the run, load
+    it anew.
+    """
     LANE_LOST = "lane_lost"
     UNSTORABLE = "unstorable"
     """Postgres refused this row's own content (SQLSTATE classes 22, 23, 54), its neighbours committed."""
@@ -265,7 +277,9 @@ class Clear:
 
 @dataclass(frozen=True, slots=True)
 class InSeconds:
-    """not_after or wake_at = custody.now() + seconds, taken when the statement executes (the database owns time)."""
+    """not_after or wake_at = custody.now() + seconds, taken when the statement executes (the database owns
+    time).
+    """
 
     seconds: float
 
@@ -275,7 +289,8 @@ Deadline = Keep | Clear | InSeconds
 
 @dataclass(frozen=True, slots=True)
 class RunCommit:
-    """What one run wants committed: checkpoint values, events, consumed signals, in one fenced transaction (I7).
+    """What one run wants committed: checkpoint values, events, consumed signals, in one fenced transaction
+    (I7).
 
     `checkpoint.version` is the version read; the commit sets version + 1. `checkpoint` holds the new values.
     `working_changed` False leaves the stored working slots. `after_end` drops the non-terminal condition.
@@ -393,8 +408,8 @@ class RunFilter:
 
 
 class RunStore(Protocol):
-    """Postgres, as the stations see it. All methods raise `Unavailable("postgres")` for an outage; fenced ones raise
-    `LaneLost` when the fence fails. The in-memory fake and Postgres pass one conformance suite."""
+    """Postgres, as the stations see it. All methods raise `Unavailable("postgres")` for an outage; fenced
+    ones raise `LaneLost` when the fence fails. The in-memory fake and Postgres pass one conformance suite."""
 
     # lanes
     async def ensure_lane(self, key: LaneKey, topic_id: str, cursor_partition: int) -> LaneRow: ...
@@ -404,8 +419,8 @@ class RunStore(Protocol):
     ) -> LaneRow | None:
         """One short autocommit statement: epoch + 1, owner set, where epoch = expected. None: read again.
 
-        Raises `unclean_ends` by one when the owner it replaces is neither empty nor one of `mine`. Ends backends that
-        block it in ClientRead (DESIGN 4). A retry after a lost answer uses a fresh uuid.
+        Raises `unclean_ends` by one when the owner it replaces is neither empty nor one of `mine`. Ends
+        backends that block it in ClientRead (DESIGN 4). A retry after a lost answer uses a fresh uuid.
         """
 
     async def set_topic_generation(self, fence: LaneFence, topic_id: str, input_offset: int) -> None:
@@ -420,12 +435,12 @@ class RunStore(Protocol):
     # admission
     async def known_runs(self, run_ids: Sequence[RunId]) -> Sequence[KnownRun]: ...
     async def admit(self, batch: AdmissionBatch) -> Admitted | OffsetMoved:
-        """Two round trips (sql-tried): begin; insert candidates' runs and checkpoints sorted by run_id on conflict do
-        nothing; as a second statement read all named runs; call `decide`; then number and insert the created runs'
-        `pinned` events (in `order`), dead letters, signals, bind held signals of created runs, move input_offset
-        (compared with first_offset, as topic_id is), fenced, queued with COMMIT and flushed once. A lost COMMIT is
-        settled before it is offered again. A row of SQLSTATE class 22/23/54 raises RowRefused naming its `order`;
-        nothing of the batch is written then."""
+        """Two round trips (sql-tried): begin; insert candidates' runs and checkpoints sorted by run_id on
+        conflict do nothing; as a second statement read all named runs; call `decide`; then number and insert
+        the created runs' `pinned` events (in `order`), dead letters, signals, bind held signals of created
+        runs, move input_offset (compared with first_offset, as topic_id is), fenced, queued with COMMIT and
+        flushed once. A lost COMMIT is settled before it is offered again. A row of SQLSTATE class 22/23/54
+        raises RowRefused naming its `order`; nothing of the batch is written then."""
 
     # the hot path
     async def commit(self, commit: RunCommit) -> CommitAnswer:
@@ -433,14 +448,16 @@ class RunStore(Protocol):
 
     # signals and recovery
     async def insert_signal(self, signal: NewSignal) -> int | None:
-        """Outside admission (CLI, late tool results). None: a duplicate. Resolve's conditions are checked here."""
+        """Outside admission (CLI, late tool results). None: a duplicate. Resolve's conditions are checked
+        here.
+        """
 
     async def due_runs(
         self, lane_ids: Sequence[LaneId], live: Sequence[RunId], limit: int
     ) -> Sequence[tuple[RunId, LaneId]]:
-        """Runs of these lanes that should be driven now and are not in `live`: woken and cancelled first, then
-        answered, then fresh. Queued and running; waiting or parked past wake_at; any with unconsumed signals; any
-        past expires_at (except in_doubt)."""
+        """Runs of these lanes that should be driven now and are not in `live`: woken and cancelled first,
+        then answered, then fresh. Queued and running; waiting or parked past wake_at; any with unconsumed
+        signals; any past expires_at (except in_doubt)."""
 
     async def load_runs(self, run_ids: Sequence[RunId]) -> Sequence[LoadedRun]: ...
     async def signals_for(self, run_ids: Sequence[RunId]) -> Sequence[Signal]:
@@ -483,8 +500,8 @@ class Contracts(Protocol):
 
 class ModelClient(Protocol):
     async def propose(self, request: InferenceRequest) -> Proposal:
-        """Ask the model once. Raises `Unavailable("model")` for what another try may mend (timeouts, 429, 5xx;
-        `retry_after_s` attribute when told), `ModelProfileUnknown` for a profile nobody serves."""
+        """Ask the model once. Raises `Unavailable("model")` for what another try may mend (timeouts, 429,
+        5xx; `retry_after_s` attribute when told), `ModelProfileUnknown` for a profile nobody serves."""
 
 
 class PolicyDecisionPoint(Protocol):
@@ -530,7 +547,9 @@ Authorization = Permit | Denied | Malformed | CouldNotAsk
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """One send of a permitted call. `start_by` is CLOCK_BOOTTIME: past it the call does not start (DESIGN 8)."""
+    """One send of a permitted call. `start_by` is CLOCK_BOOTTIME: past it the call does not start (DESIGN
+    8).
+    """
 
     idempotency_key: str
     attempt: int
@@ -588,7 +607,9 @@ class ReconciledUnknown:
 Reconciled = ReconciledDone | ReconciledNotFound | ReconciledUnknown
 
 LateResult = Callable[[RunId, str, ToolAnswer], Awaitable[None]]
-"""(run_id, idempotency key, answer) of a sync call that ended after its timeout: becomes a signal `tool_result`."""
+"""(run_id, idempotency key, answer) of a sync call that ended after its timeout: becomes a signal
+`tool_result`.
+"""
 
 
 class ToolGate(Protocol):
@@ -597,8 +618,9 @@ class ToolGate(Protocol):
     async def authorize(
         self, run: RunFacts, pin: RunPin, manifest: Manifest, call: ToolCall, trace: TraceFields
     ) -> Authorization:
-        """Validate arguments against the pinned schema, compare the running tool with the pin (raises ContractMissing
-        when a `python:` tool is missing or different here), ask the PDP with the pinned subject and bundle."""
+        """Validate arguments against the pinned schema, compare the running tool with the pin (raises
+        ContractMissing when a `python:` tool is missing or different here), ask the PDP with the pinned
+        subject and bundle."""
 
     async def invoke(self, permit: Permit, run: RunFacts, send: Send) -> ToolAnswer:
         """Never raises for a tool's failure. A cancelled invoke of a write leaves its intent pending."""
@@ -621,7 +643,9 @@ class Signer(Protocol):
 
 
 class RoutePins(Protocol):
-    """The router's pins in Redis, read only (DESIGN 14). None: missing, expired, junk or Redis down (never raises)."""
+    """The router's pins in Redis, read only (DESIGN 14). None: missing, expired, junk or Redis down (never
+    raises).
+    """
 
     async def read(self, session_id: str) -> Mapping[str, str] | None: ...
 
@@ -630,7 +654,8 @@ class RoutePins(Protocol):
 
 
 class Inbox:
-    """Signals of one live run: the lane puts them in, the driver takes them at its boundaries. Event loop only.
+    """Signals of one live run: the lane puts them in, the driver takes them at its boundaries. Event loop
+    only.
 
     A signal is known by its id: the lane's reconcile may see one many times until it is consumed.
     """
@@ -664,10 +689,12 @@ class RunDriver(Protocol):
     """Stations 7-11 for one run."""
 
     async def drive(self, run: LoadedRun, fence: LaneFence, inbox: Inbox, suspects: bool) -> None:
-        """Drive the run until it leaves memory: terminal, waiting, parked, in_doubt, or its lane or row was lost.
+        """Drive the run until it leaves memory: terminal, waiting, parked, in_doubt, or its lane or row was
+        lost.
 
-        Returns normally in all of these; raises InvariantBroken for our own bugs. Cancelling it is safe at any await.
-        `suspects`: the lane has unclean ends; the driver commits suspect_count + 1 before anything else (DESIGN 4).
+        Returns normally in all of these; raises InvariantBroken for our own bugs. Cancelling it is safe at
+        any await. `suspects`: the lane has unclean ends; the driver commits suspect_count + 1 before anything
+        else (DESIGN 4).
         """
 
 
@@ -675,8 +702,8 @@ class LanePublication(Protocol):
     """Station 12 for one incarnation of one lane."""
 
     async def run(self, fence: LaneFence) -> None:
-        """Publish until cancelled or fenced. Opens `fence.gate_open` after steps 1 and 2 of DESIGN 6, closes it on
-        went_back and after `fence.on_broken`. Never raises for outages: it backs off."""
+        """Publish until cancelled or fenced. Opens `fence.gate_open` after steps 1 and 2 of DESIGN 6, closes
+        it on went_back and after `fence.on_broken`. Never raises for outages: it backs off."""
 
     async def close(self, flush_s: float) -> None:
         """Stop: publish what is committed for at most `flush_s`, then close the producer."""

@@ -1,7 +1,7 @@
 """Logs and metrics: names and labels of the conventions, one registry per process.
 
-Log lines are JSON unless standard error is a terminal; the trace fields are bound with `bound_trace`. No id is ever
-a label. Redaction is the last processor (`add_redaction`); it sees the rendered fields.
+Log lines are JSON unless standard error is a terminal; the trace fields are bound with `bound_trace`. No id
+is ever a label. Redaction is the last processor (`add_redaction`); it sees the rendered fields.
 """
 
 from __future__ import annotations

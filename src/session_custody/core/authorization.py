@@ -12,7 +12,9 @@ from session_custody.core.trace import TraceFields
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationRequest:
-    """subject = the run's pinned one; action = the tool; context = trace fields, arguments digest, declared arguments."""
+    """subject = the run's pinned one; action = the tool; context = trace fields, arguments digest, declared
+    arguments.
+    """
 
     subject: Subject
     action: str

@@ -45,7 +45,9 @@ def accept(text: str) -> JsonValue:
 
 
 def tame(value: object) -> JsonValue:
-    """Bring what a tool or model returned into a document. Raises ValueError when it is no JSON or too deep."""
+    """Bring what a tool or model returned into a document. Raises ValueError when it is no JSON or too
+    deep.
+    """
     return _tamed(value, 0)
 
 

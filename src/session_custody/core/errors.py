@@ -79,7 +79,9 @@ class ContractInvalid(CustodyError):
 
 
 class ContractMissing(CustodyError):
-    """A pinned contract is not there (or its digest or build differs): the run parks, never falls back (I3)."""
+    """A pinned contract is not there (or its digest or build differs): the run parks, never falls back
+    (I3).
+    """
 
     def __init__(self, kind: str, name: str, version: str, detail: str = "is not published") -> None:
         super().__init__(f"{kind} {name}@{version} {detail}")
@@ -104,7 +106,9 @@ class ModelProfileUnknown(CustodyError):
 
 
 class RowRefused(CustodyError):
-    """Postgres refused one row's own content (SQLSTATE classes 22, 23, 54): the record at `order` is at fault."""
+    """Postgres refused one row's own content (SQLSTATE classes 22, 23, 54): the record at `order` is at
+    fault.
+    """
 
     def __init__(self, order: int, sqlstate: str) -> None:
         super().__init__(f"row {order} of the batch was refused with SQLSTATE {sqlstate}")

@@ -66,7 +66,9 @@ class RunResume(Frozen):
 
 
 class EventKind(StrEnum):
-    """The kinds of DESIGN 7; `ce_type` is `<prefix>.run.<kind>.v1`. `OUTCOME` is an OutcomeEvent, the rest StepEvents."""
+    """The kinds of DESIGN 7; `ce_type` is `<prefix>.run.<kind>.v1`. `OUTCOME` is an OutcomeEvent, the rest
+    StepEvents.
+    """
 
     PINNED = "pinned"
     DECIDED = "decided"
@@ -123,7 +125,9 @@ class EventDraft:
     """Of a tool_result: ok | error | denied | malformed | not_done | done | unstorable."""
     attempt: int | None = None
     code: str | None = None
-    """Machine-readable cause: a tool's error code, a park reason, an exhausted bound, a refused signal's cause."""
+    """Machine-readable cause: a tool's error code, a park reason, an exhausted bound, a refused signal's
+    cause.
+    """
     reason: str | None = None
     """A person's or tool's words, bounded; shown to operators and auditors."""
     policy: PolicyRecord | None = None
@@ -172,9 +176,9 @@ class RunFacts:
 class SealedEvent:
     """An event with its number and hash, ready for its step row (I7, I9).
 
-    `body` is the Avro body with payload, salt and signature null; `hash` its SHA-256. `payload` is the visible
-    document as JSON text; `salt` 16 random bytes, on every event, so a row written again never looks the same:
-    payload_digest in the body is SHA-256(salt || payload) and is never null.
+    `body` is the Avro body with payload, salt and signature null; `hash` its SHA-256. `payload` is the
+    visible document as JSON text; `salt` 16 random bytes, on every event, so a row written again never looks
+    the same: payload_digest in the body is SHA-256(salt || payload) and is never null.
     """
 
     kind: EventKind

@@ -67,7 +67,9 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A proposed call. `arguments` is a document, or None where the model's text was no JSON object (`malformed`)."""
+    """A proposed call. `arguments` is a document, or None where the model's text was no JSON object
+    (`malformed`).
+    """
 
     call_id: str
     tool: str
@@ -112,7 +114,9 @@ def build_request(
     trace: TraceFields,
     mask: Mask,
 ) -> InferenceRequest:
-    """Build the request from allow-listed typed parts, every text masked. The only place that constructs one."""
+    """Build the request from allow-listed typed parts, every text masked. The only place that constructs
+    one.
+    """
     return InferenceRequest(
         instructions=None if instructions is None else mask(instructions),
         messages=tuple(_masked(part, mask) for part in messages),

@@ -1,4 +1,6 @@
-"""Contracts as values: tool manifests and policy bundles (DESIGN 10, API 1). Reading files is `contracts`' job."""
+"""Contracts as values: tool manifests and policy bundles (DESIGN 10, API 1). Reading files is `contracts`'
+job.
+"""
 
 from __future__ import annotations
 

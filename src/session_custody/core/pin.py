@@ -73,7 +73,9 @@ class OnMaxLoopSteps(StrEnum):
 
 
 class Limits(Frozen):
-    """Bounds, timeouts and budgets frozen into the run at admission (I3). Seconds unless the name says bytes."""
+    """Bounds, timeouts and budgets frozen into the run at admission (I3). Seconds unless the name says
+    bytes.
+    """
 
     tool_timeout_s: float = bounds.TOOL_TIMEOUT_DEFAULT_S
     model_timeout_s: float = bounds.MODEL_TIMEOUT_DEFAULT_S
@@ -89,7 +91,9 @@ class Limits(Frozen):
 
 
 class Resolved(Frozen):
-    """What admission looked up once and recorded (I3). A digest that is None is recorded at the first load."""
+    """What admission looked up once and recorded (I3). A digest that is None is recorded at the first
+    load.
+    """
 
     pattern: Pattern | None = None
     manifest_version: str | None = None

@@ -99,10 +99,11 @@ class PendingIntent:
 class Checkpoint:
     """The hot row of a run, small (a row beyond 2 KB is two to three times slower). Absolute values only.
 
-    `attempts` counts sends of the pending write, or failed askings of the model in this turn when none is pending.
-    `parks` counts parks in a row (the back-off's exponent); a fact zeroes it.
+    `attempts` counts sends of the pending write, or failed askings of the model in this turn when none is
+    pending. `parks` counts parks in a row (the back-off's exponent); a fact zeroes it.
     `wake_at` is set only while waiting or parked; `not_after` only while an intent is pending.
-    `loaded` holds contracts that admission could not resolve yet and the first load recorded, as JSON of `Resolved`.
+    `loaded` holds contracts that admission could not resolve yet and the first load recorded, as JSON of
+    `Resolved`.
     """
 
     status: Status
@@ -115,7 +116,9 @@ class Checkpoint:
     parks: int = 0
     suspect_count: int = 0
     stop_requested: str | None = None
-    """None, 'cancel' or 'expiry': the run ends so at its next boundary, or once its pending intent has ended."""
+    """None, 'cancel' or 'expiry': the run ends so at its next boundary, or once its pending intent has
+    ended.
+    """
     park_reason: ParkReason | None = None
     wake_at: datetime | None = None
     pending: PendingIntent | None = None
