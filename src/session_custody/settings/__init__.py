@@ -21,6 +21,7 @@ from session_custody.settings import environment
 from session_custody.settings.environment import SettingRow, wrong
 from session_custody.settings.fields import Seconds, needed
 from session_custody.settings.kafka import KafkaSettings, TopicNames
+from session_custody.settings.reference import reference_page
 from session_custody.settings.sections import (
     AppSettings,
     AuditSettings,
@@ -101,6 +102,9 @@ class Settings(BaseSettings):
     grace period.
     """
 
+    fault: str | None = None
+    """For tests alone: the fault points at which this process kills itself."""
+
     @model_validator(mode="after")
     def _drain_within_session(self) -> Self:
         if self.drain_budget_s >= self.kafka.session_timeout_s:
@@ -139,3 +143,8 @@ class Settings(BaseSettings):
     def describe(cls) -> list[SettingRow]:
         """The reference: variable, kind, default and a sentence for every setting."""
         return environment.rows(cls)
+
+    @classmethod
+    def reference(cls) -> str:
+        """docs/settings.md, whole. `python -m session_custody.settings` prints it."""
+        return reference_page(cls.describe())

@@ -161,7 +161,7 @@ class PublicationSettings(Section):
 
 
 class DevstackSettings(Section):
-    cache_dir: Path | None = Field(
+    cache: Path | None = Field(
         default=None, json_schema_extra={"default_text": "session-custody in the user's cache folder"}
     )
     """Where `custody dev`, the demo and the tests keep the servers' files between runs."""
