@@ -92,6 +92,8 @@ class LaneFence:
     went_back: bool = False
     lost: bool = False
     gate_open: bool = False
+    draining: bool = False
+    """The lane is being handed over: the driver returns at its next boundary (after a commit), the run stays due."""
     tried: list[UUID] = field(default_factory=list)
     wake: Callable[[], None] = lambda: None
     on_lost: Callable[[], None] = lambda: None
@@ -715,3 +717,70 @@ class LanePublication(Protocol):
     @property
     def closed_because(self) -> str | None:
         """Why publication of this lane is stopped (fail closed), for health; None: it is not."""
+
+
+PublicationFactory = Callable[[LaneRow], LanePublication]
+"""Builds station 12 for one incarnation from the lane row as acquired (cursor_partition, cursor_offset, published_seq)."""
+
+
+class LaneAssignments(Protocol):
+    """Station 6, as intake tells it what the consumer group said. The first three: from the poll thread only."""
+
+    def assigned(self, partitions: Sequence[int]) -> None:
+        """These partitions of the input are ours, and paused. Returns at once; lanes answer with `IntakeControl.open`."""
+
+    def revoked(self, partitions: Sequence[int], budget_s: float) -> None:
+        """Drain and release these lanes. Blocks for at most about `budget_s`; never raises."""
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """The group gave these away without asking. Returns at once: runs go on, the fence decides (DESIGN 4)."""
+
+    def admitted(self, fence: LaneFence) -> None:
+        """Event loop: a batch of this incarnation committed something to be driven. Rings the reconcile."""
+
+    def truncated(self, fence: LaneFence, offset: int) -> None:
+        """Event loop: the partition now holds records below the lane's input_offset, from `offset` on."""
+
+
+class IntakeControl(Protocol):
+    """Stations 1-5, as lanes steer them. Event loop only, unless it says any thread. Nothing here waits for Kafka."""
+
+    def is_assigned(self, partition: int) -> bool:
+        """Whether the group says so now. Any thread."""
+
+    def open(self, fence: LaneFence) -> None:
+        """Admit for this incarnation: the partition goes to `fence.input_offset` and is resumed."""
+
+    def move(self, fence: LaneFence) -> None:
+        """Forget what was fetched and go to `fence.input_offset` (new topic generation)."""
+
+    def mark(self, fence: LaneFence) -> int:
+        """Grows with every batch that starts or ends: what a heartbeat remembers for `check`."""
+
+    def check(self, fence: LaneFence, mark: int, input_offset: int) -> None:
+        """A fenced statement returned `input_offset`: go there if it differs and no batch has moved since `mark`."""
+
+    def hold(self, fence: LaneFence, held: bool) -> None:
+        """The hard bound of the publication backlog pauses the partition, or ends that pause."""
+
+    async def close(self, fence: LaneFence, budget_s: float) -> None:
+        """Admit nothing further for this incarnation; a batch in flight gets `budget_s` to end. Idempotent."""
+
+    def leave(self, cause: str) -> None:
+        """Leave the group for good; health is red with `cause`. Any thread."""
+
+    def abandon(self) -> None:
+        """Watchdog: the event loop stalls; close the consumer without draining, come back later. Any thread."""
+
+    def abandoned(self) -> bool:
+        """The consumer that `abandon` spoke of is closed. Any thread."""
+
+
+class InputTopic(Protocol):
+    """What lanes ask Kafka's admin side about the input topic. Raises Unavailable("kafka")."""
+
+    async def cluster_id(self) -> str: ...
+    async def topic_id(self) -> str:
+        """The generation: another id means the topic was deleted and made again (DESIGN 4)."""
+
+    async def earliest(self, partition: int) -> int: ...
