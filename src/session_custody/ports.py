@@ -93,7 +93,9 @@ class LaneFence:
     lost: bool = False
     gate_open: bool = False
     draining: bool = False
-    """The lane is being handed over: the driver returns at its next boundary (after a commit), the run stays due."""
+    """The lane is being handed over: the driver returns at its next boundary (after a commit), the run stays
+    due.
+    """
     tried: list[UUID] = field(default_factory=list)
     wake: Callable[[], None] = lambda: None
     on_lost: Callable[[], None] = lambda: None
@@ -409,6 +411,20 @@ class RunFilter:
     before: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far everything is, in one snapshot: for `custody demo` and for people who watch.
+
+    `mid_loop`: ids of running runs that have committed at least one step of their loop. `pending_keys`:
+    idempotency keys of write intents without an end. `unpublished`: rows above their lane's floor.
+    """
+
+    by_status: Mapping[Status, int]
+    mid_loop: frozenset[str]
+    pending_keys: frozenset[str]
+    unpublished: int
+
+
 class RunStore(Protocol):
     """Postgres, as the stations see it. All methods raise `Unavailable("postgres")` for an outage; fenced
     ones raise `LaneLost` when the fence fails. The in-memory fake and Postgres pass one conformance suite."""
@@ -466,6 +482,9 @@ class RunStore(Protocol):
         """Unconsumed signals of live runs."""
 
     async def now(self) -> datetime: ...
+    async def progress(self) -> Progress: ...
+    async def first_steps_after(self, run_ids: Sequence[str], moment: datetime) -> Mapping[str, datetime]:
+        """recorded_at of each run's first step later than `moment`."""
 
     # publication
     async def outbox(self, lane_id: LaneId, after_seq: int, limit: int) -> Sequence[OutboxRow]: ...
@@ -720,20 +739,28 @@ class LanePublication(Protocol):
 
 
 PublicationFactory = Callable[[LaneRow], LanePublication]
-"""Builds station 12 for one incarnation from the lane row as acquired (cursor_partition, cursor_offset, published_seq)."""
+"""Builds station 12 for one incarnation from the lane row as acquired (cursor_partition, cursor_offset,
+published_seq).
+"""
 
 
 class LaneAssignments(Protocol):
-    """Station 6, as intake tells it what the consumer group said. The first three: from the poll thread only."""
+    """Station 6, as intake tells it what the consumer group said. The first three: from the poll thread
+    only.
+    """
 
     def assigned(self, partitions: Sequence[int]) -> None:
-        """These partitions of the input are ours, and paused. Returns at once; lanes answer with `IntakeControl.open`."""
+        """These partitions of the input are ours, and paused. Returns at once; lanes answer with
+        `IntakeControl.open`.
+        """
 
     def revoked(self, partitions: Sequence[int], budget_s: float) -> None:
         """Drain and release these lanes. Blocks for at most about `budget_s`; never raises."""
 
     def lost(self, partitions: Sequence[int]) -> None:
-        """The group gave these away without asking. Returns at once: runs go on, the fence decides (DESIGN 4)."""
+        """The group gave these away without asking. Returns at once: runs go on, the fence decides (DESIGN
+        4).
+        """
 
     def admitted(self, fence: LaneFence) -> None:
         """Event loop: a batch of this incarnation committed something to be driven. Rings the reconcile."""
@@ -743,7 +770,9 @@ class LaneAssignments(Protocol):
 
 
 class IntakeControl(Protocol):
-    """Stations 1-5, as lanes steer them. Event loop only, unless it says any thread. Nothing here waits for Kafka."""
+    """Stations 1-5, as lanes steer them. Event loop only, unless it says any thread. Nothing here waits for
+    Kafka.
+    """
 
     def is_assigned(self, partition: int) -> bool:
         """Whether the group says so now. Any thread."""
@@ -758,19 +787,25 @@ class IntakeControl(Protocol):
         """Grows with every batch that starts or ends: what a heartbeat remembers for `check`."""
 
     def check(self, fence: LaneFence, mark: int, input_offset: int) -> None:
-        """A fenced statement returned `input_offset`: go there if it differs and no batch has moved since `mark`."""
+        """A fenced statement returned `input_offset`: go there if it differs and no batch has moved since
+        `mark`.
+        """
 
     def hold(self, fence: LaneFence, held: bool) -> None:
         """The hard bound of the publication backlog pauses the partition, or ends that pause."""
 
     async def close(self, fence: LaneFence, budget_s: float) -> None:
-        """Admit nothing further for this incarnation; a batch in flight gets `budget_s` to end. Idempotent."""
+        """Admit nothing further for this incarnation; a batch in flight gets `budget_s` to end.
+        Idempotent.
+        """
 
     def leave(self, cause: str) -> None:
         """Leave the group for good; health is red with `cause`. Any thread."""
 
     def abandon(self) -> None:
-        """Watchdog: the event loop stalls; close the consumer without draining, come back later. Any thread."""
+        """Watchdog: the event loop stalls; close the consumer without draining, come back later. Any
+        thread.
+        """
 
     def abandoned(self) -> bool:
         """The consumer that `abandon` spoke of is closed. Any thread."""
