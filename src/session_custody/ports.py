@@ -17,13 +17,57 @@ from uuid import UUID
 from pydantic import JsonValue
 
 from session_custody.core.authorization import AuthorizationRequest, Decision
+from session_custody.core.calls import (
+    Authorization,
+    CouldNotAsk,
+    Denied,
+    Malformed,
+    NotStarted,
+    Permit,
+    Reconciled,
+    ReconciledDone,
+    ReconciledNotFound,
+    ReconciledUnknown,
+    Returned,
+    ToolAnswer,
+    ToolErrored,
+    Uncertain,
+)
+from session_custody.core.commands import Clear, Deadline, InSeconds, Keep
 from session_custody.core.errors import RejectReason
-from session_custody.core.events import EventKind, PolicyRecord, RunFacts, SealedEvent
+from session_custody.core.events import EventKind, RunFacts, SealedEvent
 from session_custody.core.inference import InferenceRequest, Proposal, ToolCall
-from session_custody.core.manifest import ContractKind, Manifest, PolicyBundle, ToolSpec
+from session_custody.core.manifest import ContractKind, Manifest, PolicyBundle
 from session_custody.core.pin import LaneId, RunId, RunPin
 from session_custody.core.run import Checkpoint, Status
+from session_custody.core.signals import Signal, SignalKind
 from session_custody.core.trace import TraceFields
+from session_custody.core.transcript import StepRecord
+
+# Values of the core that cross the ports too: taken from here by the stations.
+__all__ = [
+    "Authorization",
+    "Clear",
+    "CouldNotAsk",
+    "Deadline",
+    "Denied",
+    "InSeconds",
+    "Keep",
+    "Malformed",
+    "NotStarted",
+    "Permit",
+    "Reconciled",
+    "ReconciledDone",
+    "ReconciledNotFound",
+    "ReconciledUnknown",
+    "Returned",
+    "Signal",
+    "SignalKind",
+    "StepRecord",
+    "ToolAnswer",
+    "ToolErrored",
+    "Uncertain",
+]
 
 # ------------------------------------------------------------------ time
 
@@ -141,16 +185,6 @@ class KnownRun:
     swept: bool = False
 
 
-class SignalKind(StrEnum):
-    CONTINUE = "continue"
-    ANSWER = "signal"
-    CANCEL = "cancel"
-    RESOLVE = "resolve"
-    PARK = "park"
-    UNPARK = "unpark"
-    TOOL_RESULT = "tool_result"
-
-
 @dataclass(frozen=True, slots=True)
 class NewSignal:
     """What anybody but the owner says to a run (I8). `dedupe` = (ce_source, ce_id, digest) or the record's
@@ -177,17 +211,6 @@ class NewSignal:
     raw_headers: Sequence[tuple[str, bytes | None]] = ()
     topic_id: str | None = None
     offset: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Signal:
-    signal_id: int
-    run_id: RunId
-    kind: SignalKind
-    body: Mapping[str, JsonValue]
-    causation_id: str | None
-    created_at: datetime
-    recorded_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,28 +293,6 @@ class CommitAnswer(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """not_after or wake_at stays as it is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """not_after or wake_at becomes null."""
-
-
-@dataclass(frozen=True, slots=True)
-class InSeconds:
-    """not_after or wake_at = custody.now() + seconds, taken when the statement executes (the database owns
-    time).
-    """
-
-    seconds: float
-
-
-Deadline = Keep | Clear | InSeconds
-
-
-@dataclass(frozen=True, slots=True)
 class RunCommit:
     """What one run wants committed: checkpoint values, events, consumed signals, in one fenced transaction
     (I7).
@@ -309,16 +310,6 @@ class RunCommit:
     wake_at: Deadline = Keep()
     working_changed: bool = False
     after_end: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """A committed step as a resume reads it."""
-
-    event_seq: int
-    kind: EventKind
-    loop_step: int
-    record: JsonValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,42 +522,6 @@ class PolicyDecisionPoint(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Permit:
-    """The PEP's yes to exactly this call. Only the gate makes one; only the gate takes one."""
-
-    run_id: RunId
-    spec: ToolSpec
-    call: ToolCall
-    args_digest: str
-    policy: PolicyRecord
-    trace: TraceFields
-    build_id: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    policy: PolicyRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """No such tool in scope, or arguments that its schema refuses: a correctable fact that costs a step."""
-
-    code: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CouldNotAsk:
-    """The PDP could not be asked: the run parks `policy_unavailable`; the model is not told."""
-
-    detail: str
-
-
-Authorization = Permit | Denied | Malformed | CouldNotAsk
-
-
-@dataclass(frozen=True, slots=True)
 class Send:
     """One send of a permitted call. `start_by` is CLOCK_BOOTTIME: past it the call does not start (DESIGN
     8).
@@ -578,54 +533,6 @@ class Send:
     start_by: float | None
     traceparent: str | None
 
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    value: JsonValue
-
-
-@dataclass(frozen=True, slots=True)
-class ToolErrored:
-    """The tool's word that nothing took effect (or, of a read, any failure with its safe code)."""
-
-    code: str
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Uncertain:
-    """A write ended without a word: other exception, timeout, broken connection. The intent stays pending.
-
-    `still_running`: a sync thread lives on past its timeout."""
-
-    code: str
-    still_running: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NotStarted:
-    """The start allowance ran out before the call began: certainly not sent."""
-
-
-ToolAnswer = Returned | ToolErrored | Uncertain | NotStarted
-
-
-@dataclass(frozen=True, slots=True)
-class ReconciledDone:
-    value: JsonValue
-
-
-@dataclass(frozen=True, slots=True)
-class ReconciledNotFound:
-    """The key has not taken effect and, from the tool's side, never can any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReconciledUnknown:
-    code: str
-
-
-Reconciled = ReconciledDone | ReconciledNotFound | ReconciledUnknown
 
 LateResult = Callable[[RunId, str, ToolAnswer], Awaitable[None]]
 """(run_id, idempotency key, answer) of a sync call that ended after its timeout: becomes a signal

@@ -1,9 +1,9 @@
 """A model gateway of the demo's own: OpenAI-compatible, deterministic in what it wants, not in how it says
 it.
 
-Run by path: `python modelserver.py --port 0`. It prints `{"port": …}` and serves until standard input closes.
-Asked twice for the same turn it varies text and call ids, never which tools it calls: what a real model may
-do after a crash must not matter. Imports nothing of custody.
+Run it with `python -m session_custody.demo.modelserver --port 0`. It prints `{"port": …}` and serves until
+standard input closes. Asked twice for the same turn it varies text and call ids, never which tools it calls:
+what a real model may do after a crash must not matter.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+
+from session_custody.demo.sideserver import serve
 
 WORDS = ("Let me look.", "Checking.", "One moment.", "I will look into it.", "Next.")
 
@@ -87,8 +89,6 @@ def _alert(messages: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    from toolserver import serve  # run by path: the folder of this file is on sys.path
-
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--port", type=int, default=0)
     arguments.add_argument("--think-s", type=float, default=0.1)

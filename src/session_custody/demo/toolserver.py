@@ -1,7 +1,8 @@
-"""The bank's systems, played by one process that outlives the workers. Imports nothing of custody.
+"""The bank's systems, played by one process that outlives the workers.
 
-Run by path: `python toolserver.py --port 0 --ledger DIR`. It prints `{"port": …}` and serves until standard
-input closes. Two append-only ledgers are the truth for the checker, one JSON object a line:
+Run it with `python -m session_custody.demo.toolserver --port 0 --ledger DIR`. It prints `{"port": …}` and
+serves until standard input closes. Two append-only ledgers are the truth for the checker, one JSON object a
+line:
 
 * `attempts.jsonl`: every request as it arrives: time, tool, key, outcome it will have.
 * `effects.jsonl`: every write that took effect, once, with its key.
@@ -18,18 +19,16 @@ import argparse
 import asyncio
 import json
 import random
-import socket
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, TextIO
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+
+from session_custody.demo.sideserver import serve
 
 HEADER_KEY = "idempotency-key"
 
@@ -134,21 +133,6 @@ class Bank:
             Route("/alerts/{alert_id}/filings", self.file_note, methods=["POST"]),
             Route("/filings/by-key/{key:path}", self.ask),
         ]
-
-
-def serve(app: Starlette, port: int) -> None:
-    """Serve on 127.0.0.1, print the port, end when standard input closes (our parent is gone)."""
-    listener = socket.create_server(("127.0.0.1", port), backlog=1024)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-
-    def watch() -> None:
-        sys.stdin.buffer.read()
-        server.should_exit = True
-
-    threading.Thread(target=watch, daemon=True).start()
-    sys.stdout.write(json.dumps({"port": listener.getsockname()[1]}) + "\n")
-    sys.stdout.flush()
-    server.run(sockets=[listener])
 
 
 def main() -> None:
