@@ -137,7 +137,7 @@ class LaneFence:
     lost: bool = False
     gate_open: bool = False
     draining: bool = False
-    """The lane is being handed over: the driver returns at its next boundary (after a commit), the run stays
+    """Being handed over: the driver returns at its next boundary (after a commit), the run stays
     due.
     """
     tried: list[UUID] = field(default_factory=list)
