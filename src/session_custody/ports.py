@@ -33,7 +33,7 @@ from session_custody.core.calls import (
     ToolErrored,
     Uncertain,
 )
-from session_custody.core.commands import Clear, Deadline, InSeconds, Keep
+from session_custody.core.commands import KEEP, Clear, Deadline, InSeconds, Keep
 from session_custody.core.errors import RejectReason
 from session_custody.core.events import EventKind, RunFacts, SealedEvent
 from session_custody.core.inference import InferenceRequest, Proposal, ToolCall
@@ -306,8 +306,8 @@ class RunCommit:
     checkpoint: Checkpoint
     events: tuple[SealedEvent, ...]
     consumes: tuple[int, ...] = ()
-    not_after: Deadline = Keep()
-    wake_at: Deadline = Keep()
+    not_after: Deadline = KEEP
+    wake_at: Deadline = KEEP
     working_changed: bool = False
     after_end: bool = False
 
