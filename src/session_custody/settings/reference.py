@@ -21,8 +21,8 @@ Made by `python -m session_custody.settings`; a test compares it with the code.
 
 A setting has one name everywhere: `{PREFIX}` and its place, `{NESTING}` between levels. The same place in a
 TOML file is `[kafka]` and `group = "…"`. What wins, strongest first: an option of the command, the
-environment, the secrets folder, the file, the default. An empty variable counts as not set. A wrong value stops
-the start: the error names the variable and never its value.
+environment, the secrets folder, the file, the default. An empty variable counts as not set. A wrong value
+stops the start: the error names the variable and never its value.
 
 - `{CONFIG_FILE}`: the TOML file.
 - `{SECRETS_DIR}`: a folder of mounted files, each named like the variable it stands for, in either case.
