@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from session_custody.core.errors import SettingsError
 from session_custody.core.secret import Secret
 from session_custody.settings import KafkaSettings, Settings, needed
+from session_custody.settings.environment import ALLOW_UNKNOWN, CONFIG_FILE, SECRETS_DIR
 from session_custody.settings.kafka import OWNED_OPTIONS
 
 CANARY = "canary-4417"
@@ -340,3 +342,29 @@ def test_the_reference_page_is_what_the_settings_say() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
     how = "python -m session_custody.settings > docs/settings.md"
     assert page.read_text(encoding="utf-8") == Settings.reference(), how
+
+
+def test_every_variable_that_is_written_anywhere_exists() -> None:
+    root = Path(__file__).parents[2]
+    known = {row.variable for row in Settings.describe()} | {CONFIG_FILE, SECRETS_DIR, ALLOW_UNKNOWN}
+    links = re.compile(r"CUSTODY_(SERVICE_HOST|PORT)")
+    files = [
+        *(root / "src").rglob("*.py"),
+        *(
+            file
+            for folder in ("docs", "deploy", "examples")
+            for file in (root / folder).rglob("*")
+            if file.is_file()
+        ),
+        *root.glob("*.md"),
+        root / "docker-compose.yml",
+    ]
+    unknown = {
+        f"{file.relative_to(root)}: {name}"
+        for file in files
+        for name in re.findall(
+            r"\bCUSTODY_[A-Z][A-Z_]*[A-Z]\b", file.read_text(encoding="utf-8", errors="replace")
+        )
+        if name not in known and not links.fullmatch(name)
+    }
+    assert unknown == set()
