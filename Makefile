@@ -30,7 +30,7 @@ demo: $(STAMP) ## run the main job on real servers: 200 runs, the worker killed 
 test: lint pytest ## lint, then the whole test suite on real servers (without slow soaks)
 
 pytest: $(STAMP) ## the tests alone; PYTEST_ARGS="tests/unit -k settings" narrows them
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, the contracts on imports
 	$(BIN)/ruff check .

@@ -12,21 +12,25 @@ if TYPE_CHECKING:
     from session_custody.core.secret import Secret as Secret
     from session_custody.settings import Settings as Settings
 
-# name -> module that defines it
-_PUBLIC: Final = {
+# name -> module that has it
+PUBLIC: Final = {
+    "Custody": "session_custody.wiring",
+    "Done": "session_custody.tools",
+    "NotFound": "session_custody.tools",
     "Secret": "session_custody.core.secret",
     "Settings": "session_custody.settings",
+    "ToolContext": "session_custody.tools",
+    "ToolError": "session_custody.tools",
+    "tool": "session_custody.tools",
 }
-
-__all__ = ["Secret", "Settings"]
 
 
 def __getattr__(name: str) -> Any:
-    module = _PUBLIC.get(name)
+    module = PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(module), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *PUBLIC})
