@@ -1,8 +1,8 @@
 """Claims and cursors: what a lane's publisher writes on `custody.cursors` (DESIGN 6, station 12).
 
 A lane is named by its topic and partition, `custody.runs/3`: the same text whatever the cluster is called,
-because the cursor topic lives in the cluster of the events it counts. `/` is in no topic name. Two keys for each
-lane, since the topic is compacted and a claim must not delete the cursor:
+because the cursor topic lives in the cluster of the events it counts. `/` is in no topic name. Two keys for
+each lane, since the topic is compacted and a claim must not delete the cursor:
 
     custody.runs/3/claim    {"v":1,"owner":…,"epoch":…,"nonce":…,"store_id":…}
     custody.runs/3/cursor   {"v":1,"lane_seq":…,"hash":…,"store_id":…,"epoch":…,"owner":…}

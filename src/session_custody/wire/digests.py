@@ -1,9 +1,9 @@
 """What makes two starts the same start, and two resumes the same resume (DESIGN 5).
 
-Both digests are SHA-256 over the RFC 8785 form of a JSON object that holds the fields below, without those that
-are null or empty (absent == null == default), before any default of ours. `input` and `answer` go in as the
-documents that they are, so other spacing or other order of keys is the same start. schemas/README.md says this
-for strangers.
+Both digests are SHA-256 over the RFC 8785 form of a JSON object that holds the fields below, without those
+that are null or empty (absent == null == default), before any default of ours. `input` and `answer` go in as
+the documents that they are, so other spacing or other order of keys is the same start. schemas/README.md says
+this for strangers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from session_custody.wire.inputs import parse_input
 
 
 def sent_digest(start: RunStart) -> bytes:
-    """Covers correlation_id, session_id, tenant, subject, decision_id, every pin field and input; nothing else.
+    """Covers correlation_id, session_id, tenant, subject, decision_id, every pin field, input; nothing else.
 
     Not expires_at, not parent or forked_from, no header. The run row keeps it; another one is `pin_conflict`.
     """

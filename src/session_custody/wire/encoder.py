@@ -71,6 +71,11 @@ def encode_micros(value: datetime) -> bytes:
     return encode_long((value - _EPOCH) // _MICROSECOND)
 
 
+def enum_codes(schema: Any) -> dict[str, bytes]:
+    """Bytes of each symbol of an enum; a StrEnum's member finds its own."""
+    return {symbol: encode_long(place) for place, symbol in enumerate(schema["symbols"])}
+
+
 def nullable(encode: Encode) -> Encode:
     """`["null", T]`: branch 0 is null, branch 1 the value."""
 
@@ -94,8 +99,8 @@ def _compile(schema: Any, named: dict[str, Encode]) -> Encode:
             return encode_long
         case "boolean" | {"type": "boolean"}:
             return lambda value: b"\x01" if value else NULL
-        case {"type": "enum", "name": name, "symbols": symbols}:
-            named[name] = _enum(symbols)
+        case {"type": "enum", "name": name}:
+            named[name] = enum_codes(schema).__getitem__
             return named[name]
         case {"type": "array", "items": items}:
             return _array(_compile(items, named))
@@ -107,11 +112,6 @@ def _compile(schema: Any, named: dict[str, Encode]) -> Encode:
             return named[schema]
         case _:
             raise ValueError("a type of this schema has no encoder here")
-
-
-def _enum(symbols: Sequence[str]) -> Encode:
-    places = {symbol: encode_long(place) for place, symbol in enumerate(symbols)}
-    return places.__getitem__
 
 
 def _array(encode: Encode) -> Encode:

@@ -59,7 +59,7 @@ def event_headers(
     type_prefix: str,
     traceparent: str | None = None,
 ) -> Headers:
-    """Headers of a step or outcome event. `decoded`: the event, or its trace fields alone (`decode_trace`)."""
+    """Headers of a step or outcome event. `decoded`: the event, or only its trace fields (`decode_trace`)."""
     trace = decoded.get("trace", decoded)
     headers: Headers = [
         ("content-type", CONTENT_TYPE_AVRO.encode()),

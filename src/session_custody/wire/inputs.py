@@ -91,7 +91,7 @@ def resume_from_fields(fields: dict[str, Any]) -> RunResume:
 
 
 def parse_input(text: str) -> JsonValue:
-    """The document in `input` or `answer`, by core.canonical's policy. Raises RecordRejected `invalid_event`."""
+    """The document in `input` or `answer`, by core.canonical's policy. RecordRejected: `invalid_event`."""
     return _document(text, "input")
 
 

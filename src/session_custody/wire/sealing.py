@@ -18,18 +18,34 @@ from pydantic import JsonValue
 
 from session_custody.core.canonical import canonical, compact
 from session_custody.core.errors import InvariantBroken, RecordRejected, RejectReason
-from session_custody.core.events import EventDraft, EventKind, RunFacts, SealedEvent
+from session_custody.core.events import EventDraft, EventKind, PolicyRecord, RunFacts, SealedEvent
 from session_custody.core.pin import Resolved, RunPin, SentPin
+from session_custody.core.trace import TraceFields
 from session_custody.ports import Signer
 from session_custody.wire import schemas
 from session_custody.wire.decoding import decode_body
-from session_custody.wire.encoder import Encode, compile_fields, encode_bytes, encode_string, nullable
+from session_custody.wire.encoder import (
+    NULL,
+    Encode,
+    compile_encoder,
+    compile_fields,
+    encode_bytes,
+    encode_long,
+    encode_micros,
+    encode_string,
+    enum_codes,
+    nullable,
+)
 from session_custody.wire.framing import SINGLE_OBJECT, Framing
 
 SALT_BYTES: Final = 16
 RUNS_REMEMBERED_MAX: Final = 4096
 ERASABLE: Final = ("payload", "salt", "signature")
-_ALL_NULL: Final = b"\x00\x00\x00"
+_ALL_NULL: Final = NULL * len(ERASABLE)
+_SOME: Final = b"\x02"
+_string: Final = nullable(encode_string)
+_bytes: Final = nullable(encode_bytes)
+_long: Final = nullable(encode_long)
 
 _RUN_FIELDS: Final = (
     "tenant",
@@ -41,17 +57,8 @@ _RUN_FIELDS: Final = (
     "workflow_version",
     "policy_version",
 )
-_TRACE_CONSTANT: Final = (
-    "session_id",
-    "run_id",
-    "correlation_id",
-    "route_id",
-    "route_table_version",
-    "manifest_version",
-    "policy_profile",
-    "model_profile",
-)
-_TRACE_MOVING: Final = ("orchestration_step", "loop_step", "max_loop_steps")
+_TRACE_CONSTANT_FIELDS: Final = 8
+_MOVING_FIELDS: Final = ("occurred_at", "prev_hash")
 _DRAFT_FIELDS: Final = (
     "causation_id",
     "tool",
@@ -70,6 +77,8 @@ _DRAFT_FIELDS: Final = (
     "answered_by",
     "build_id",
 )
+_PINNED_FIELDS: Final = ("sent_digest", "expires_at", "pin", "resolved")
+_SEAL_FIELDS: Final = ("payload_digest", "key_id", *ERASABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +101,16 @@ _NOTHING_PINNED: Final = PinnedParts()
 
 @dataclass(frozen=True, slots=True)
 class _Encoders:
+    """Of one record type. `kinds` is None for outcomes, which have none."""
+
     fingerprint: bytes
     run: Encode
     trace_constant: Encode
-    rest: Encode
+    kinds: Mapping[str, bytes] | None
+    statuses: Mapping[str, bytes]
+    effects: Mapping[str, bytes]
+    policy: Encode
+    pinned: Encode
 
 
 def seal(
@@ -119,30 +134,26 @@ def seal(
     name = schemas.OUTCOME_EVENT if is_outcome else schemas.STEP_EVENT
     encoders = _encoders(name)
     payload = None if draft.visible is None else compact(draft.visible)
-    policy = draft.policy
-    fields: dict[str, Any] = {field: getattr(draft, field) for field in _DRAFT_FIELDS}
-    fields |= {
-        "orchestration_step": draft.orchestration_step,
-        "loop_step": draft.loop_step,
-        "max_loop_steps": facts.pin.max_loop_steps,
-        "event_seq": event_seq,
-        "kind": draft.kind,
-        "status": draft.status,
-        "occurred_at": occurred_at,
-        "prev_hash": prev_hash,
-        "payload_digest": payload_digest(salt, payload),
-        "key_id": signer.key_id if is_outcome and signer is not None else None,
-    }
-    if policy is not None:
-        fields["policy"] = {
-            "decision": policy.decision,
-            "decision_id": policy.decision_id,
-            "policy_version": policy.policy_version,
-            "reason": policy.reason,
-        }
-    if parts is not _NOTHING_PINNED:
-        fields |= _pinned_fields(parts)
-    body = _run_prefix(name, encoders, facts) + encoders.rest(fields) + _ALL_NULL
+    key_id = signer.key_id if is_outcome and signer is not None else None
+    body = b"".join(
+        (
+            _run_prefix(name, encoders, facts),
+            encode_string(draft.orchestration_step),
+            encode_long(draft.loop_step),
+            _long(facts.pin.max_loop_steps),
+            encode_long(event_seq),
+            b"" if encoders.kinds is None else encoders.kinds[draft.kind],
+            encoders.statuses[draft.status],
+            encode_micros(occurred_at),
+            _bytes(prev_hash),
+            _draft_fields(encoders, draft),
+            _pinned_fields(encoders, parts),
+            _SOME,
+            encode_bytes(payload_digest(salt, payload)),
+            _string(key_id),
+            _ALL_NULL,
+        )
+    )
     event_hash = hashlib.sha256(body).digest()
     return SealedEvent(
         kind=draft.kind,
@@ -215,32 +226,89 @@ def _check(
         raise InvariantBroken(f"an outcome with status {draft.status.value}")
 
 
+def _draft_fields(encoders: _Encoders, draft: EventDraft) -> bytes:
+    # Written out and not derived: this is the hot path, and nearly all of it is null. The order is
+    # _DRAFT_FIELDS, compared with the schema when the encoders are made.
+    effect, policy = draft.effect, draft.policy
+    return b"".join(
+        (
+            _string(draft.causation_id),
+            _string(draft.tool),
+            NULL if effect is None else _SOME + encoders.effects[effect],
+            _long(draft.ordinal),
+            _string(draft.call_id),
+            _string(draft.idempotency_key),
+            _string(draft.args_digest),
+            _string(draft.result_digest),
+            _string(draft.result),
+            _long(draft.attempt),
+            _string(draft.code),
+            _string(draft.reason),
+            NULL if policy is None else _SOME + encoders.policy(_policy(policy)),
+            _string(draft.question_id),
+            _string(draft.answered_by),
+            _string(draft.build_id),
+        )
+    )
+
+
+def _policy(policy: PolicyRecord) -> Mapping[str, str | None]:
+    return {
+        "decision": policy.decision,
+        "decision_id": policy.decision_id,
+        "policy_version": policy.policy_version,
+        "reason": policy.reason,
+    }
+
+
+def _pinned_fields(encoders: _Encoders, parts: PinnedParts) -> bytes:
+    if encoders.kinds is None:
+        if parts is not _NOTHING_PINNED:
+            raise InvariantBroken("an outcome with pinned parts")
+        return b""
+    if parts is _NOTHING_PINNED:
+        return NULL * len(_PINNED_FIELDS)
+    resolved: dict[str, JsonValue] | None = None
+    if parts.resolved is not None:
+        resolved = parts.resolved.model_dump(mode="json")
+        resolved["limits"] = canonical(resolved["limits"]).decode()
+    return encoders.pinned(
+        {
+            "sent_digest": parts.sent_digest,
+            "expires_at": parts.expires_at,
+            "pin": None if parts.pin is None else parts.pin.model_dump(),
+            "resolved": resolved,
+        }
+    )
+
+
 def _tail(payload: str | None, salt: bytes | None, signature: bytes | None) -> bytes:
-    return _NULLABLE_STRING(payload) + _NULLABLE_BYTES(salt) + _NULLABLE_BYTES(signature)
-
-
-_NULLABLE_STRING: Final = nullable(encode_string)
-_NULLABLE_BYTES: Final = nullable(encode_bytes)
+    return _string(payload) + _bytes(salt) + _bytes(signature)
 
 
 @cache
 def _encoders(name: str) -> _Encoders:
     schema = schemas.current(name)
-    fields = [field["name"] for field in schema.parsed["fields"]]
-    by_name = {field["name"]: field["type"] for field in schema.parsed["fields"]}
-    trace = by_name["trace"]
-    run_end = fields.index("trace")
-    trace_fields = {"type": "record", "fields": trace["fields"]}
-    moving = [field for field in trace["fields"] if field["name"] in _TRACE_MOVING]
-    # After the run's constants: the moving end of `trace`, then every further field but the last three.
-    rest = {"fields": moving + [dict(field) for field in schema.parsed["fields"][run_end + 1 : -3]]}
-    if tuple(fields[:run_end]) != _RUN_FIELDS or tuple(fields[-3:]) != ERASABLE:
+    types = {field["name"]: field["type"] for field in schema.parsed["fields"]}
+    is_step = "kind" in types
+    expected = (
+        *_RUN_FIELDS, "trace", "event_seq", *(("kind",) if is_step else ()), "status",
+        *_MOVING_FIELDS, *_DRAFT_FIELDS, *(_PINNED_FIELDS if is_step else ()), *_SEAL_FIELDS,
+    )  # fmt: skip
+    trace = types["trace"]
+    constant = [field["name"] for field in trace["fields"][:_TRACE_CONSTANT_FIELDS]]
+    moving = [field["name"] for field in trace["fields"][_TRACE_CONSTANT_FIELDS:]]
+    if tuple(types) != expected or moving != ["orchestration_step", "loop_step", "max_loop_steps"]:
         raise InvariantBroken(f"{name}: its fields are not in the order that sealing needs")
     return _Encoders(
         fingerprint=schema.fingerprint,
         run=compile_fields(schema.parsed, _RUN_FIELDS),
-        trace_constant=compile_fields(trace_fields, _TRACE_CONSTANT),
-        rest=compile_fields(rest, [field["name"] for field in rest["fields"]]),
+        trace_constant=compile_fields(trace, constant),
+        kinds=enum_codes(types["kind"]) if is_step else None,
+        statuses=enum_codes(types["status"]),
+        effects=enum_codes(types["effect"][1]),
+        policy=compile_encoder(types["policy"][1]),
+        pinned=compile_fields(schema.parsed, _PINNED_FIELDS if is_step else ()),
     )
 
 
@@ -276,17 +344,4 @@ def _run_fields(facts: RunFacts) -> Mapping[str, Any]:
 
 def _constant_trace(facts: RunFacts) -> Mapping[str, Any]:
     trace = facts.trace("", 0)
-    return {field: getattr(trace, field) for field in _TRACE_CONSTANT}
-
-
-def _pinned_fields(parts: PinnedParts) -> dict[str, Any]:
-    resolved: dict[str, JsonValue] | None = None
-    if parts.resolved is not None:
-        resolved = parts.resolved.model_dump(mode="json")
-        resolved["limits"] = canonical(resolved["limits"]).decode()
-    return {
-        "sent_digest": parts.sent_digest,
-        "expires_at": parts.expires_at,
-        "pin": None if parts.pin is None else parts.pin.model_dump(),
-        "resolved": resolved,
-    }
+    return {name: getattr(trace, name) for name in TraceFields.__slots__}
