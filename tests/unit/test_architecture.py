@@ -361,12 +361,37 @@ def test_no_file_names_a_registrys_host_or_a_path_of_somebodys_machine() -> None
     assert lines_that_match(PLACES) == []
 
 
+def sleeps(file: Path) -> Iterator[str]:
+    """Calls of sleep that only pass the time: not in a loop that asks again, not `sleep(0)`, no reason given."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    tree = parsed(file)
+    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.While | ast.For | ast.AsyncFor)]
+    asking_again = {id(node) for loop in loops for node in ast.walk(loop)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(args=[ast.Constant(value=0)]):
+                continue
+            case ast.Call() if called_name(node) == "sleep" and id(node) not in asking_again:
+                if "# sleeps: " not in lines[node.lineno - 1]:
+                    yield f"{relative(file)}:{node.lineno}: {lines[node.lineno - 1].strip()}"
+            case _:
+                pass
+
+
 def test_no_test_sleeps_to_wait() -> None:
-    """`sleep(0)` yields to the loop; a simulated slow tool says `# slow on purpose` on its line."""
-    sleeping = re.compile(r"\bsleep\((?!0\))(?!.*# slow on purpose)")
-    this_file = relative(Path(__file__))
-    found = [line for line in lines_that_match(sleeping, (".py",)) if line.startswith("tests/")]
-    assert [line for line in found if not line.startswith(this_file)] == []
+    """A simulated slow tool says so on its line: `# sleeps: the tool is slow`."""
+    assert [line for file in python_files(ROOT / "tests") for line in sleeps(file)] == []
+
+
+def test_a_sleep_that_waits_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "sleepy.py"
+    file.write_text(
+        "time.sleep(1)\n"
+        "while not there():\n    time.sleep(0.01)\n"
+        "await asyncio.sleep(0)\n"
+        "await asyncio.sleep(2)  # sleeps: the tool is slow\n"
+    )
+    assert list(sleeps(file)) == ["sleepy.py:1: time.sleep(1)"]
 
 
 def test_every_test_asserts_something() -> None:
