@@ -1,10 +1,9 @@
-"""The shape of the project, held by tests: imports, what the core may touch, how files look (DESIGN 17)."""
+"""The shape of the project, held by tests: imports, what the core may touch, who builds what (DESIGN 17)."""
 
 from __future__ import annotations
 
 import ast
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "session_custody"
-CORE = SOURCE / "core"
-
+from tests.unit.source_tree import CORE, ROOT, SOURCE, called_name, imports_of, parsed, python_files, relative
 
 # --- contracts on imports -----------------------------------------------------------------------------------
 
@@ -289,170 +285,3 @@ def test_core_at_work_opens_nothing() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-
-
-# --- tidy ---------------------------------------------------------------------------------------------------
-
-EMPTY_NAMES = {
-    "util",
-    "utils",
-    "helper",
-    "helpers",
-    "common",
-    "base",
-    "manager",
-    "service",
-    "handler",
-    "processor",
-}
-FILE_LINES_MAX = 450
-CROWDED = {"src/session_custody/ports.py": "the page on which all stations meet; it is read as one"}
-# Written apart, so that this file does not find itself.
-MARKERS = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
-PLACES = re.compile(
-    r"(?<![\w.~])/(wo" + r"rk|fa" + r"rm)/|\.lib" + r"rary/|https?://\S*(py" + r"pi|pythonho" + r"sted|ma"
-    r"ven|np" + r"mjs|cra" + r"tes\.io|deb" + r"ian|proxy\.gol" + r"ang)"
-)
-
-
-def tracked_files() -> list[Path]:
-    """What git knows and what still stands; in an unpacked source archive everything."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode == 0 and listed.stdout:
-        return [file for name in listed.stdout.split("\0") if name and (file := ROOT / name).is_file()]
-    return [
-        file
-        for file in ROOT.rglob("*")
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(ROOT).parts)
-    ]
-
-
-def test_no_file_and_no_class_has_a_name_that_says_nothing() -> None:
-    files = [
-        relative(file)
-        for file in tracked_files()
-        if EMPTY_NAMES & set(re.split(r"[_.\-]", file.stem.lower()))
-    ]
-    classes = [
-        f"{relative(file)}: {node.name}"
-        for file in python_files(SOURCE)
-        for node in ast.walk(parsed(file))
-        if isinstance(node, ast.ClassDef)
-        and EMPTY_NAMES & {word.lower() for word in re.findall(r"[A-Z][a-z]+", node.name)}
-    ]
-    assert files + classes == []
-
-
-def test_no_source_file_is_crowded() -> None:
-    crowded = {
-        relative(file): lines
-        for file in python_files(SOURCE)
-        if (lines := len(file.read_text(encoding="utf-8").splitlines())) > FILE_LINES_MAX
-        and relative(file) not in CROWDED
-    }
-    assert crowded == {}
-
-
-def test_no_marker_of_unfinished_work_stands_in_a_file() -> None:
-    assert lines_that_match(MARKERS, (".py", ".pyi", ".sql", ".md", ".toml", ".yml", ".yaml", ".avsc")) == []
-
-
-def test_no_file_names_a_registrys_host_or_a_path_of_somebodys_machine() -> None:
-    assert lines_that_match(PLACES) == []
-
-
-def sleeps(file: Path) -> Iterator[str]:
-    """Calls of sleep that only pass the time: not in a loop that asks again, not `sleep(0)`, no reason given."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    tree = parsed(file)
-    loops = [loop for loop in ast.walk(tree) if isinstance(loop, ast.While | ast.For | ast.AsyncFor)]
-    asking_again = {id(node) for loop in loops for node in ast.walk(loop)}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(args=[ast.Constant(value=0)]):
-                continue
-            case ast.Call() if called_name(node) == "sleep" and id(node) not in asking_again:
-                if "# sleeps: " not in lines[node.lineno - 1]:
-                    yield f"{relative(file)}:{node.lineno}: {lines[node.lineno - 1].strip()}"
-            case _:
-                pass
-
-
-def test_no_test_sleeps_to_wait() -> None:
-    """A simulated slow tool says so on its line: `# sleeps: the tool is slow`."""
-    assert [line for file in python_files(ROOT / "tests") for line in sleeps(file)] == []
-
-
-def test_a_sleep_that_waits_is_found(tmp_path: Path) -> None:
-    file = tmp_path / "sleepy.py"
-    file.write_text(
-        "time.sleep(1)\n"
-        "while not there():\n    time.sleep(0.01)\n"
-        "await asyncio.sleep(0)\n"
-        "await asyncio.sleep(2)  # sleeps: the tool is slow\n"
-    )
-    assert list(sleeps(file)) == ["sleepy.py:1: time.sleep(1)"]
-
-
-def test_every_test_asserts_something() -> None:
-    silent = [
-        f"{relative(file)}:{node.lineno}: {node.name}"
-        for file in python_files(ROOT / "tests")
-        for node in ast.walk(parsed(file))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not re.search(r"Assert\(|raises|assert_|check|expect|verify|refused|stays|holds", ast.dump(node))
-    ]
-    assert silent == []
-
-
-# --- reading ------------------------------------------------------------------------------------------------
-
-
-def python_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*.py") if "__pycache__" not in file.parts)
-
-
-def parsed(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
-
-
-def relative(file: Path) -> str:
-    return file.relative_to(ROOT).as_posix() if file.is_relative_to(ROOT) else file.name
-
-
-def imports_of(file: Path) -> Iterator[str]:
-    for node in ast.walk(parsed(file)):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=module, level=level):
-                yield "session_custody." if level else str(module)
-            case _:
-                pass
-
-
-def called_name(node: ast.expr) -> str:
-    """The last word of `a.b.c` or of `a.b.c(…)`."""
-    match node.func if isinstance(node, ast.Call) else node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-        case _:
-            return ""
-
-
-def lines_that_match(pattern: re.Pattern[str], suffixes: tuple[str, ...] = ()) -> list[str]:
-    found = []
-    for file in tracked_files():
-        if suffixes and file.suffix not in suffixes:
-            continue
-        try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue  # a picture or a recorded record
-        found += [
-            f"{relative(file)}:{number}: {line.strip()[:100]}"
-            for number, line in enumerate(text.splitlines(), start=1)
-            if pattern.search(line)
-        ]
-    return found
