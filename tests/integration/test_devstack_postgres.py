@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from session_custody.devstack import DevStackError, PostgresConfig, PostgresServer
 from session_custody.devstack.account import server_account
+from tests.integration.devstack_proc import is_dead, listening
 
 pytestmark = pytest.mark.postgres
 
@@ -39,7 +39,7 @@ def test_data_outlive_a_restart_and_a_sigkill_on_the_same_port(server: PostgresS
         connection.execute("insert into kept values (2)")
     killed = server.pid
     server.kill()
-    assert not Path(f"/proc/{killed}").exists()
+    assert is_dead(killed)
     assert server.start() == before
     with psycopg.connect(server.address.url) as connection:
         assert connection.execute("select n from kept order by n").fetchall() == [(1,), (2,)]
@@ -50,7 +50,7 @@ def test_a_backend_that_never_looks_up_dies_with_a_killed_server(server: Postgre
         row = connection.execute("select pg_backend_pid()").fetchone()
         assert row is not None
         server.kill()
-        assert not Path(f"/proc/{row[0]}/stat").exists() or " Z " in Path(f"/proc/{row[0]}/stat").read_text()
+        assert is_dead(row[0])
         with pytest.raises(psycopg.OperationalError):
             connection.execute("select 1")
     server.start()
@@ -75,25 +75,6 @@ def test_passwords_are_kept_as_scram(server: PostgresServer) -> None:
 def test_it_listens_on_the_loopback_address_only(server: PostgresServer) -> None:
     addresses = listening(server.pid)
     assert addresses == {f"127.0.0.1:{server.address.port}"}
-
-
-def listening(pid: int) -> set[str]:
-    """Addresses of all TCP sockets in state LISTEN of one process, from /proc."""
-    inodes = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        target = str(entry.readlink()) if entry.is_symlink() else ""
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                host, port = fields[1].split(":")
-                numbers = bytes.fromhex(host)[::-1] if table == "tcp" else bytes.fromhex(host)
-                family = socket.AF_INET if table == "tcp" else socket.AF_INET6
-                found.add(f"{socket.inet_ntop(family, numbers)}:{int(port, 16)}")
-    return found
 
 
 def test_folders_are_closed_and_nothing_above_was_opened(server: PostgresServer) -> None:

@@ -141,6 +141,10 @@ class KafkaServer:
             one.running for one in self._processes.values()
         )
 
+    def ended(self, timeout_s: float, number: int = 1) -> bool:
+        """Wait until a node's process has ended, by whatever hand; False after `timeout_s` seconds."""
+        return number not in self._processes or self._processes[number].wait(timeout_s)
+
     # --- what it does ---
 
     def fetch(self) -> None:

@@ -110,6 +110,10 @@ class Launcher(ABC):
         """Whether its process runs."""
         return self._process is not None and self._process.running
 
+    def ended(self, timeout_s: float) -> bool:
+        """Wait until its process has ended, by whatever hand; False after `timeout_s` seconds."""
+        return self._process is None or self._process.wait(timeout_s)
+
     @property
     def log_path(self) -> Path:
         """Its log file (ours, 0600)."""

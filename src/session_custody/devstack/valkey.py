@@ -17,7 +17,7 @@ from session_custody.devstack.packages import valkey_binary
 from session_custody.devstack.process import Launch, Signal
 
 ANSWER_WAIT_S: Final = 2.0
-ANSWER_BYTES_MAX: Final = 4096
+ANSWER_LINES: Final = 2
 
 SETTINGS: Final[Mapping[str, str]] = {
     "bind": LOOPBACK,
@@ -95,13 +95,13 @@ class ValkeyServer(Launcher):
 
 def pong(host: str, port: int, password: str) -> bool:
     """Whether a server answers AUTH with this password, and PING."""
-    asked = f"AUTH {password}\r\nPING\r\nQUIT\r\n".encode()
+    asked = f"AUTH {password}\r\nPING\r\n".encode()
     answer = b""
     try:
         with socket.create_connection((host, port), ANSWER_WAIT_S) as connection:
             connection.sendall(asked)
-            while len(answer) < ANSWER_BYTES_MAX and (piece := connection.recv(1024)):
+            while answer.count(b"\r\n") < ANSWER_LINES and (piece := connection.recv(1024)):
                 answer += piece
     except OSError:
         return False
-    return answer.startswith(b"+OK\r\n+PONG\r\n")
+    return answer == b"+OK\r\n+PONG\r\n"
