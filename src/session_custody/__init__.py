@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from session_custody.core.secret import Secret as Secret
     from session_custody.settings import Settings as Settings
+    from session_custody.tools.context import Done as Done
+    from session_custody.tools.context import NotFound as NotFound
+    from session_custody.tools.context import ToolContext as ToolContext
+    from session_custody.tools.context import ToolError as ToolError
+    from session_custody.tools.declare import tool as tool
 
 # name -> module that has it
 PUBLIC: Final = {
     "Custody": "session_custody.wiring",
-    "Done": "session_custody.tools",
-    "NotFound": "session_custody.tools",
+    "Done": "session_custody.tools.context",
+    "NotFound": "session_custody.tools.context",
     "Secret": "session_custody.core.secret",
     "Settings": "session_custody.settings",
-    "ToolContext": "session_custody.tools",
-    "ToolError": "session_custody.tools",
-    "tool": "session_custody.tools",
+    "ToolContext": "session_custody.tools.context",
+    "ToolError": "session_custody.tools.context",
+    "tool": "session_custody.tools.declare",
 }
 
 

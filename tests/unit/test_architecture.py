@@ -89,6 +89,12 @@ def test_a_forbidden_import_in_a_copy_is_caught(
     assert finding in findings, f"{module} may import {imported} unseen"
 
 
+def test_the_contract_on_the_gate_names_a_module_that_exists() -> None:
+    """A renamed module would make the contract true for ever (I12)."""
+    tools = SOURCE / "tools"
+    assert (tools / "invoke.py").exists() == (tools / "gate.py").exists()
+
+
 def test_the_judge_of_the_demo_imports_nothing_of_ours() -> None:
     judges = (SOURCE / "demo").glob("checker*.py")
     ours = [
