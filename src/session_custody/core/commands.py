@@ -64,7 +64,7 @@ class LoadContracts:
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """Ask the model once. Answered by `Proposed` or `ModelFailed`. `tools` None: no such key in the request."""
+    """Ask the model once. Answered by `Proposed` or `ModelFailed`. `tools` None: the request has none."""
 
     instructions: str | None
     messages: tuple[Part, ...]
@@ -105,7 +105,7 @@ class CallReads:
 class CallWrite:
     """Send the pending write; its intent is committed (I5). Answered by `WriteEnded`.
 
-    It starts within the start allowance, counted from before the first offer of the commit that set not_after.
+    It starts within the start allowance, counted from before the commit that set not_after was first offered.
     """
 
     write: Sending
