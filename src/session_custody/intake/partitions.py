@@ -45,7 +45,7 @@ class Partition:
         self.position = offset
         self.outstanding_records = self.outstanding_bytes = 0
         self.to_commit = None
-        self.reasons -= {Pause.NOT_OPEN, Pause.WINDOW, Pause.OUTAGE}
+        self.reasons.clear()
         self.progress_at = time.monotonic()
 
     def close(self) -> None:

@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from typing import Final, TypeVar
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, TopicDescription
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._topic import TopicDescription
 
 from session_custody.core.errors import Unavailable
 from session_custody.intake.kafkaerrors import code_of
