@@ -1,4 +1,4 @@
-"""A small model of everything around the loop's machine: one run's row, its tools, owners that crash or freeze.
+"""A small model of what is around the loop's machine: a run's row, its tools, owners that crash or freeze.
 
 It executes the machine's commands one at a time, so a test may stop, crash or overtake a driver between any
 two. Time is a number that tests move. Tools keep a ledger of effects by key, as a real one outside would.
@@ -62,19 +62,22 @@ class Tool:
     barred: set[str] = field(default_factory=set)
 
     def land(self, key: str, *, unseen: bool) -> bool:
-        """A request takes effect, is deduplicated (both True) or refused. `unseen`: on arrival its key was new."""
+        """A request takes effect, is deduplicated (both True) or refused.
+
+        `unseen`: its key was new when it arrived; a tool that is not `overlap: safe` looks only then.
+        """
         if key in self.barred:
             return False
-        if self.spec.idempotency == "key" and self.effects.get(key):
-            if self.spec.overlap == "safe" or not unseen:
-                return True
+        dedupes = self.spec.idempotency == "key" and (self.spec.overlap == "safe" or not unseen)
+        if dedupes and self.effects.get(key):
+            return True
         self.effects[key] = self.effects.get(key, 0) + 1
         return True
 
 
 @dataclass
 class InFlight:
-    """A request that may still take effect: of a dead or deaf client until `until`, of a thread while it lives."""
+    """A request that may still take effect: of a deaf client until `until`, of a thread while it lives."""
 
     tool: Tool
     key: str

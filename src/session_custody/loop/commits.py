@@ -113,29 +113,26 @@ class Recorder:
         sealed: list[SealedEvent] = []
         seq, head = self._head.head_seq, self._head.head_hash
         now = self._clock.now()
+        resolved = self._newly_resolved(command)
         for draft in command.drafts:
             seq += 1
-            parts = self._parts(command) if not sealed else PinnedParts()
-            event = seal(
-                draft,
-                self._run.facts,
-                seq,
-                head,
-                now,
-                self._signer,
-                os.urandom(SALT_BYTES),
-                parts,
-            )
+            salt = os.urandom(SALT_BYTES)
+            if resolved is not None and draft.kind is not EventKind.OUTCOME:
+                parts = PinnedParts(resolved=resolved)
+                event = seal(draft, self._run.facts, seq, head, now, self._signer, salt, parts)
+                resolved = None
+            else:
+                event = seal(draft, self._run.facts, seq, head, now, self._signer, salt)
             sealed.append(event)
             head = event.hash
         return tuple(sealed)
 
-    def _parts(self, command: Commit) -> PinnedParts:
-        """The first event after a contract's first load tells what it resolved to (I3)."""
+    def _newly_resolved(self, command: Commit) -> Resolved | None:
+        """The first step event after a contract's first load tells what it resolved to (I3)."""
         loaded = command.checkpoint.loaded
         if loaded is None or loaded == self._head.loaded:
-            return PinnedParts()
-        return PinnedParts(resolved=Resolved.model_validate_json(loaded))
+            return None
+        return Resolved.model_validate_json(loaded)
 
     async def _offer(self, offer: RunCommit) -> CommitAnswer:
         """The same commit until it is decided. While Postgres is away nothing else of this run happens: no
