@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from session_custody.devstack.cache import cache_folder, finished, only_one
-from session_custody.devstack.errors import JarRefused, JarsUnavailable
+from session_custody.devstack.errors import DevStackError, JarRefused, JarsUnavailable
 from session_custody.devstack.jars import Jar, check, class_path, kafka_jars, kafka_version
 
 CONTENT = {"kafka_2.13": b"broker", "kafka-clients": b"clients", "log4j-core": b"log"}
@@ -166,6 +166,12 @@ def test_many_at_once_fetch_each_jar_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert sorted(registry.asked) == sorted(CONTENT)
+
+
+def test_a_cache_that_cannot_be_made_names_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DevStackError, match="CUSTODY_DEVSTACK__CACHE"):
+        class_path(tmp_path / "file/cache", silent, jars=listed(), resolve=offline)
 
 
 def test_the_cache_folder_is_the_setting_then_xdg_then_home() -> None:

@@ -79,7 +79,12 @@ def finished(folder: Path, name: str, fill: Callable[[Path], None], progress: Pr
     place = folder / name
     if place.is_dir():
         return place
-    make_folder(folder, 0o755)
+    try:
+        make_folder(folder, 0o755)
+    except OSError as error:
+        raise DevStackError(
+            f"the cache folder {folder} cannot be made ({error.strerror}): name another in {CACHE_SETTING}"
+        ) from None
     with only_one(folder, progress):
         if place.is_dir():  # the process we waited for has made it
             return place

@@ -18,7 +18,7 @@ PROBE_WAIT_S: Final = 0.5
 KAFKA_START_WAIT_S: Final = 120
 ROLE: Final = "custody"
 
-KAFKA_VERSION: Final = "8.1.0"
+KAFKA_VERSION: Final = "7.9.0"  # the line that the module's start script is written for
 KAFKA_NAME: Final = "Confluent Platform Kafka"
 KAFKA_IMAGE: Final = f"confluentinc/cp-kafka:{KAFKA_VERSION}"
 POSTGRES_IMAGE: Final = "postgres:18"

@@ -84,6 +84,7 @@ class KafkaServer:
         self._runtime: Runtime | None = None
         self._processes: dict[int, KeptProcess] = {}
         self._address: Address | None = None
+        self._told = False
 
     # --- what it is ---
 
@@ -169,8 +170,10 @@ class KafkaServer:
             self._prepare(ports)
             self._launch(range(1, self.config.nodes + 1))
             if self._wait_ready(ports, last=attempt == PORT_ATTEMPTS_MAX):
+                self._told = True
                 return self.address
-            self._ports_path.unlink()
+            if not self._told:  # whoever has our address keeps it
+                self._ports_path.unlink()
         raise ServerNotReady(self.name, "found no free ports", self.log_path)
 
     def stop(self) -> None:
@@ -196,7 +199,7 @@ class KafkaServer:
 
     def start_node(self, number: int) -> None:
         """Start one node again and wait until the cluster counts it and commits transactions."""
-        if number not in self._processes:
+        if number not in self._processes or not self._processes[number].running:
             self._launch((number,))
             self._wait_ready(self._ports(), last=True)
 
@@ -211,7 +214,7 @@ class KafkaServer:
         self.stop()
         if self._home is not None and self._home.temporary:
             self._home.remove()
-            self._home, self._address = None, None
+            self._home, self._address, self._told = None, None, False
 
     def __enter__(self) -> Self:
         self.start()

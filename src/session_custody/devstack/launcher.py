@@ -130,7 +130,9 @@ class Launcher(ABC):
         self.prepare()
         known = self._remembered_port()
         for attempt in range(PORT_ATTEMPTS_MAX):
-            port = known or self.choose_port()
+            # Whoever has our address keeps it; only a port that nobody was told yet is given up.
+            told = self._address is not None
+            port = known if known and (told or attempt == 0) else self.choose_port()
             address = self.address_at(port)
             self._process = KeptProcess(self.launch(port))
             if self._wait_ready(address, last=attempt + 1 == PORT_ATTEMPTS_MAX):

