@@ -116,6 +116,17 @@ class RowRefused(CustodyError):
         self.sqlstate = sqlstate
 
 
+class SignalRefused(CustodyError):
+    """A run cannot hear this now (I8). Codes, closed: run_unknown, run_ended, not_in_doubt, other_doubt, too_early,
+    call_running.
+    """
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+
+
 class SettingsError(CustodyError):
     """A setting is wrong: refuse to start and name it, never its value."""
 

@@ -1,0 +1,1 @@
+"""One suite for every adapter of a port: what the fakes promise is what the real ones do."""

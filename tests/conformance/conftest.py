@@ -1,0 +1,48 @@
+"""The stores that the suite runs over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from session_custody.ports import RunStore
+from session_custody.store import Migrator, PostgresStore
+from tests.servers import Databases
+
+Scenario = Callable[[RunStore], Awaitable[Any]]
+
+
+class Run(Protocol):
+    """Runs a coroutine function with a fresh store."""
+
+    def __call__(self, scenario: Scenario) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def database_template(postgres_server: Databases) -> str:
+    name = "template_conformance"
+    asyncio.run(Migrator(postgres_server.create(name)).migrate())
+    return name
+
+
+@pytest.fixture(params=["postgres"])
+def on_store(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Called with a scenario, runs it over a fresh store and closes that."""
+    dsn = request.getfixturevalue("database") if request.param == "postgres" else None
+
+    def run(scenario: Scenario) -> None:
+        asyncio.run(_with_store(dsn, scenario))
+
+    yield run
+
+
+async def _with_store(dsn: str | None, scenario: Scenario) -> None:
+    assert dsn is not None
+    store = await PostgresStore.open(dsn)
+    try:
+        await scenario(store)
+    finally:
+        await store.close()
