@@ -1,0 +1,1 @@
+"""The fraud investigation: an app of custody, as an app team would write it. Served with `--app fraud`."""
