@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from session_custody.devstack import DevStackError, ValkeyServer
+from session_custody.devstack import DevStackError, PostgresConfig, PostgresServer, ValkeyServer
 from session_custody.devstack.account import Account, Home, server_account, shared_folder, usable
 from session_custody.devstack.packages import Place, readable, valkey_binary
 
@@ -44,7 +44,6 @@ def closed(path: Path) -> Path:
     return path
 
 
-@pytest.mark.valkey
 def test_a_binary_in_a_closed_folder_is_copied_once_and_runs_from_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, open_folder: Path, account: Account
 ) -> None:
@@ -103,6 +102,13 @@ def test_no_such_folder_is_an_error_that_names_the_setting(
     open_folder.chmod(0o700)
     with pytest.raises(DevStackError, match="CUSTODY_DEVSTACK__CACHE"):
         shared_folder(closed(tmp_path / "closed"), account)
+
+
+def test_a_data_folder_that_the_other_user_cannot_reach_is_refused_not_opened(tmp_path: Path) -> None:
+    above = closed(tmp_path / "closed")
+    with pytest.raises(DevStackError, match="cannot reach"):
+        PostgresServer(PostgresConfig(folder=above / "data")).start()
+    assert mode(above) == 0o700
 
 
 def test_a_closed_temporary_folder_is_passed_over(

@@ -137,15 +137,6 @@ def test_a_folder_of_ones_own_keeps_data_and_password(own_folder: Path) -> None:
             assert connection.execute("select current_database()").fetchone() == ("mine",)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as somebody else")
-def test_a_folder_that_the_other_user_cannot_reach_is_refused_not_opened(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    with pytest.raises(DevStackError, match="cannot reach"):
-        PostgresServer(PostgresConfig(folder=closed / "data")).start()
-    assert mode(closed) == 0o700
-
-
 def test_the_fixture_gives_a_fresh_copy_of_the_template(database: str, database_template: str) -> None:
     with psycopg.connect(database) as connection:
         row = connection.execute("select current_database()").fetchone()
