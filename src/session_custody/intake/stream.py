@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-from session_custody import faults
 from session_custody.core import bounds
 from session_custody.core.admission import (
     Conflict,
@@ -143,9 +142,7 @@ class LaneStream:
             self.moves += 1
             try:
                 prepared = await self._admission.prepare(self.fence, self._topic_id, records, refusals)
-                faults.reach("pin.before", lane_id=self.fence.lane_id)
                 answer = await self._store.admit(prepared.batch(self.position, records[-1].offset + 1))
-                faults.reach("pin.after", lane_id=self.fence.lane_id)
             except RowRefused as refused:
                 failures = await self._row_refused(records, refusals, refused, failures)
             except Unavailable as outage:

@@ -202,7 +202,7 @@ class Tenure:
         if row.topic_id != topic_id:
             await self.regenerate(fence, topic_id, await self._topic.earliest(self.partition))
         log.info("a lane is acquired", lane_id=row.lane_id, partition=self.partition, epoch=row.epoch)
-        return Incarnation(row, fence, self._publication(row), self._around, self._changed.set)
+        return Incarnation(row, fence, self._publication(fence), self._around, self._changed.set)
 
     async def regenerate(self, fence: LaneFence, topic_id: str, offset: int) -> None:
         """The input was recreated (or its log cut): same lane, same runs, records from `offset` on."""
