@@ -46,7 +46,8 @@ LANE: Final = LaneId(1)
 WAIT_S: Final = 40.0
 SCHEMA: Final = """
 create table lane (one integer primary key check (one = 1), topic text, store_id text, owner text,
-  epoch integer,  next_seq integer, published_seq integer, published_hash blob, cursor_offset integer, went_back integer,
+  epoch integer, next_seq integer,
+  published_seq integer, published_hash blob, cursor_offset integer, went_back integer,
   adopted_seq integer, adopted_hash blob);
 create table row (lane_seq integer primary key, run_id text, event_seq integer, kind text, fingerprint blob,
   body blob, hash blob, salt blob, payload text, signature blob, recorded_at text, value blob);
@@ -227,7 +228,8 @@ def _outbox_row(row: Any) -> OutboxRow:
     if row["run_id"] is None:
         return OutboxDeadLetter(
             row["lane_seq"], UUID(bytes=row["hash"][:16]), RejectReason.UNDECODABLE, "no record",
-            "custody.runs", 0, row["lane_seq"], b"key", row["value"], [("ce_id", b"1")], recorded_at, None, None, row["hash"],
+            "custody.runs", 0, row["lane_seq"], b"key", row["value"], [("ce_id", b"1")], recorded_at, None,
+            None, row["hash"],
         )  # fmt: skip
     return OutboxEvent(
         row["lane_seq"], RunId(row["run_id"]), row["run_id"], row["event_seq"], EventKind(row["kind"]),

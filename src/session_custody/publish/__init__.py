@@ -9,6 +9,18 @@ from __future__ import annotations
 from session_custody.publish.factory import Publications
 from session_custody.publish.lane import LanePublisher
 from session_custody.publish.records import Topics
+from session_custody.publish.shown import Shown, read_shown
+from session_custody.publish.topics import TopicAdmin, TopicFinding, Wanted
 from session_custody.publish.tuning import PublishSettings
 
-__all__ = ["LanePublisher", "Publications", "PublishSettings", "Topics"]
+__all__ = [
+    "LanePublisher",
+    "Publications",
+    "PublishSettings",
+    "Shown",
+    "TopicAdmin",
+    "TopicFinding",
+    "Topics",
+    "Wanted",
+    "read_shown",
+]

@@ -18,6 +18,12 @@ _SILENT: Final = logging.getLogger("session_custody.librdkafka")
 _SILENT.propagate = False
 _SILENT.addHandler(logging.NullHandler())
 
+
+def silent() -> logging.Logger:
+    """The logger that librdkafka writes to: it prints nothing by itself."""
+    return _SILENT
+
+
 RECORD_BYTES_MAX: Final = 2 * 1024 * 1024
 READER_WAIT_MS: Final = 50
 

@@ -48,7 +48,7 @@ def read_cursors(
         consumer.assign([TopicPartition(topic, partition, offset)])
         while time.monotonic() < deadline and not stopped():
             for message in consumer.consume(READ_MAX, READ_WAIT_S):
-                entry = _entry(message, keys)
+                entry = entry_of(message, keys)
                 if entry is not None:
                     entries.append(entry)
             if any(isinstance(entry.record, Claim) and entry.record.nonce == nonce for entry in entries):
@@ -60,7 +60,8 @@ def read_cursors(
     return entries
 
 
-def _entry(message: Message, keys: set[bytes]) -> Entry | None:
+def entry_of(message: Message, keys: set[bytes]) -> Entry | None:
+    """One record under one of these keys. Raises OutletGone for an error that will not pass."""
     error = message.error()
     if error is not None:
         if error.code() in _PASSING or error.retriable():

@@ -38,6 +38,19 @@ _BY_CODE: Final = {
     ),
 }
 
+CREDENTIALS: Final = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._SSL,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+"""Waiting does not help: a setting, or an ACL, has to change."""
+
 TIMEOUTS: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
