@@ -645,10 +645,8 @@ class LanePublication(Protocol):
         """Why publication of this lane is stopped (fail closed), for health; None: it is not."""
 
 
-PublicationFactory = Callable[[LaneRow], LanePublication]
-"""Builds station 12 for one incarnation from the lane row as acquired (cursor_partition, cursor_offset,
-published_seq).
-"""
+PublicationFactory = Callable[[LaneFence], LanePublication]
+"""Builds station 12 for one incarnation."""
 
 
 class LaneAssignments(Protocol):

@@ -12,7 +12,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -123,7 +123,7 @@ class Director:
     def start_worker(self) -> Worker:
         number = len(self.workers) + 1
         log = self.stage.folder / f"worker-{number}.log"
-        worker = Worker(number, self.stage.settings, log, self.stage.app)
+        worker = Worker(number, self.stage.settings, log, (self.stage.app,))
         self._keep(worker)
         self.workers.append(worker)
         return worker
@@ -133,12 +133,13 @@ class Director:
 
     # ---------------------------------------------------------------- the play
 
-    async def play(self, client: CustodyClient) -> None:
+    async def play(self, client: CustodyClient, publish_newer: Callable[[], Awaitable[None]]) -> None:
         with self.stage.phase("workers ready"):
             for worker in [self.start_worker() for _ in range(self.options.workers)]:
                 await asyncio.to_thread(worker.wait_ready)
         with self.stage.phase("starts published"):
             await asyncio.to_thread(self.publish_starts, client)
+            await publish_newer()
         for number in range(self.options.kills):
             with self.stage.phase(f"kill {number + 1}"):
                 await self.kill_one(self.workers[number])

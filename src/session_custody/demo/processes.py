@@ -78,7 +78,7 @@ def side_server(module: str, log: Path, *arguments: str) -> tuple[Child, int]:
 class Worker(Child):
     """One `custody serve`."""
 
-    def __init__(self, number: int, settings: Mapping[str, str], log: Path, app: str) -> None:
+    def __init__(self, number: int, settings: Mapping[str, str], log: Path, apps: Sequence[str]) -> None:
         self.number = number
         self.http_port = free_port()
         env = {
@@ -86,7 +86,9 @@ class Worker(Child):
             **settings,
             "CUSTODY_HTTP__PORT": str(self.http_port),
         }
-        command = [sys.executable, "-m", "session_custody", "serve", "--app", app, "--until-stdin-closes"]
+        command = [sys.executable, "-m", "session_custody", "serve", "--until-stdin-closes"]
+        for app in apps:
+            command += ["--app", app]
         super().__init__(f"worker {number}", command, log, env)
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> float:

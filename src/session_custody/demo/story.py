@@ -86,4 +86,4 @@ def _loaded(record: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], kille
     if builds:
         loaded.append(f"tool build {', '.join(builds)}")
     loaded_text = "; ".join(loaded)
-    return f"[dim]went on {where} with {loaded_text}: as pinned; a newer version was published meanwhile[/dim]"
+    return f"[dim]went on {where} with {loaded_text}: as pinned; a newer version was out[/dim]"

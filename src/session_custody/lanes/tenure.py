@@ -103,7 +103,9 @@ class Tenure:
     # -------------------------------------------------------------- facts from outside
 
     def assign(self) -> None:
+        """Anew: the partition is paused, whatever stood here before."""
         self.assigned = True
+        self._open = False
         self._changed.set()
 
     def lose(self) -> None:
@@ -241,6 +243,7 @@ class Tenure:
         self.incarnation = None
         if was_lost and self.assigned and not self._revoked:
             if self._fenced():
+                self.assigned = False  # this worker leaves the group
                 return
             await self._back_off(LaneLost(standing.fence.lane_id))
 

@@ -1,0 +1,69 @@
+"""`custody dev`: the servers and one worker, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from session_custody.cli.output import Exit, fail, say
+from session_custody.demo.prepare import install, publish_examples
+from session_custody.demo.processes import Worker
+from session_custody.devstack import DevStack
+from session_custody.resources import examples_dir
+
+FRAUD = "fraud"
+
+
+def stay(apps: Sequence[str], folder: Path | None) -> None:
+    """Start everything, print a file to source, wait. Without `--app` the fraud example is served by a
+    scripted model, so that a first run needs nothing."""
+    with ExitStack() as cleanup:
+        place = folder or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="custody-dev-")))
+        place.mkdir(parents=True, exist_ok=True)
+        addresses = cleanup.enter_context(DevStack()).start()
+        extra = {key: value for key, value in os.environ.items() if key.startswith("CUSTODY_")}
+        if not apps:
+            extra = {
+                "CUSTODY_MODEL__KIND": "scripted",
+                "CUSTODY_MODEL__SCRIPTED_FILE": str(examples_dir() / FRAUD / "model.yaml"),
+                **extra,
+            }
+        installation = install(addresses, place, extra)
+        if not apps:
+            publish_examples(installation.settings)
+        path = os.pathsep.join(
+            filter(None, [str(Path.cwd()), str(examples_dir()), os.environ.get("PYTHONPATH")])
+        )
+        environment = {**installation.environment, "PYTHONPATH": path}
+        worker = Worker(1, environment, place / "worker.log", apps or (FRAUD,))
+        cleanup.callback(worker.stop)
+        worker.wait_ready()
+        _tell(installation.environment, place, worker)
+        _wait(worker)
+
+
+def _tell(environment: dict[str, str] | object, place: Path, worker: Worker) -> None:
+    assert isinstance(environment, dict)
+    settings = place / "custody.env"
+    settings.touch(mode=0o600)
+    settings.write_text(
+        "".join(f"export {key}='{value}'\n" for key, value in environment.items()), encoding="utf-8"
+    )
+    say(f"worker ready: http://127.0.0.1:{worker.http_port}/readyz?verbose, log {worker.log_path}")
+    say(f"in another shell:  . {settings}  and then, for example,  custody run list")
+
+
+def _wait(worker: Worker) -> None:
+    told = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: told.set())
+    while not told.wait(0.5):
+        if not worker.running:
+            raise fail(f"the worker ended; see {worker.log_path}", Exit.ERROR)
+    sys.stderr.write("draining …\n")

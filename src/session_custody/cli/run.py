@@ -1,0 +1,171 @@
+"""`custody run`: start, look at, and speak to runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from session_custody.cli.connect import producer, with_store
+from session_custody.cli.output import Exit, Form, Output, console, fail, say, show_record, show_rows
+from session_custody.core.errors import SignalRefused
+from session_custody.core.run import Status
+
+app = typer.Typer(
+    help="Start, look at, and speak to runs.", no_args_is_help=True, rich_markup_mode="markdown"
+)
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="run_id, which is the correlation_id.")]
+LIST_COLUMNS = (
+    "run_id",
+    "status",
+    "route_id",
+    "loop_step",
+    "park_reason",
+    "session_id",
+    "pinned_at",
+    "updated_at",
+)
+STEP_COLUMNS = ("event_seq", "kind", "loop_step", "tool", "result", "code", "idempotency_key", "recorded_at")
+
+
+@app.command()
+def start(
+    file: Annotated[Path, typer.Option("--file", "-f", help="YAML or JSON with the fields of a RunStart.")],
+    output: Output = Form.ID,
+) -> None:
+    """Publish a RunStart, and nothing else. Prints the run_id once the broker has it.
+
+    Example: `custody run start -f start.yaml`
+    """
+    from session_custody.client import RunStart
+
+    try:
+        fields: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        begin = RunStart(**fields)
+    except (OSError, yaml.YAMLError, TypeError, ValueError) as error:
+        raise fail(f"{file}: {_first_line(error)}", Exit.USAGE) from None
+    with producer() as client:
+        run_id = client.start(begin)
+    show_record({"run_id": run_id}, output, "run_id")
+
+
+@app.command()
+def resume(run: RunArgument) -> None:
+    """Publish a `continue`: wakes a parked run with a renewed retry budget; a run under way does not mind.
+
+    Example: `custody run resume run-9f3c`
+    """
+    with producer() as client:
+        client.resume(run)
+    say(f"published: continue {run}")
+
+
+@app.command()
+def cancel(run: RunArgument, reason: Annotated[str, typer.Option(help="Why; stands in the record.")]) -> None:
+    """Publish a cancel. The run ends at its next boundary; with a write in doubt it ends after that is
+    resolved.
+
+    Example: `custody run cancel run-9f3c --reason "customer called"`
+    """
+    with producer() as client:
+        client.cancel(run, reason=reason)
+    say(f"published: cancel {run}")
+
+
+@app.command("list")
+def list_runs(
+    status: Annotated[Status | None, typer.Option(help="Only runs in this status.")] = None,
+    route: Annotated[str | None, typer.Option(help="Only runs of this route_id.")] = None,
+    session: Annotated[str | None, typer.Option(help="Only runs of this session_id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    output: Output = Form.TABLE,
+) -> None:
+    """List runs, newest first.
+
+    Example: `custody run list --status parked -o json`
+    """
+    from session_custody.ports import RunFilter
+
+    chosen = RunFilter(status=status, route_id=route, session_id=session, limit=limit)
+    rows = with_store(lambda store: store.list_runs(chosen))
+    show_rows(rows, output, LIST_COLUMNS, "run_id")
+
+
+@app.command()
+def get(run: RunArgument, output: Output = Form.TABLE) -> None:
+    """Show one run: its pin, its checkpoint, what it waits for.
+
+    Example: `custody run get run-9f3c -o json`
+    """
+    record = with_store(lambda store: store.get_run(run))
+    if record is None:
+        raise fail(f"there is no run {run}", Exit.NOT_FOUND)
+    show_record(record, output, "run_id")
+
+
+@app.command()
+def steps(run: RunArgument, output: Output = Form.TABLE) -> None:
+    """Show a run's steps in order: what was decided, called, answered.
+
+    Example: `custody run steps run-9f3c`
+    """
+    rows = with_store(lambda store: store.steps(run))
+    if not rows:
+        raise fail(f"there is no run {run}", Exit.NOT_FOUND)
+    show_rows(rows, output, STEP_COLUMNS, "event_seq")
+
+
+@app.command()
+def why(run: RunArgument, output: Output = Form.TABLE) -> None:
+    """Say in one sentence why a run is where it is, then the evidence.
+
+    Example: `custody run why run-9f3c`
+    """
+    from session_custody.cli.why import explain
+
+    evidence = with_store(lambda store: store.run_evidence(run))
+    if evidence is None:
+        raise fail(f"there is no run {run}", Exit.NOT_FOUND)
+    sentence = explain(evidence)
+    if output is Form.TABLE:
+        console().print(f"[bold]{sentence}[/bold]")
+    show_record({"run_id": run, "why": sentence, **evidence}, output, "run_id")
+
+
+@app.command()
+def resolve(
+    run: RunArgument,
+    reason: Annotated[str, typer.Option(help="What you know, and from where. Stands in the record.")],
+    done: Annotated[
+        bool, typer.Option("--done/--not-done", help="The write took effect, or has not and cannot any more.")
+    ],
+    event_seq: Annotated[
+        int | None,
+        typer.Option(help="event_seq of the in_doubt that you saw; the one that stands by default."),
+    ] = None,
+) -> None:
+    """End an in_doubt run's write by your word.
+
+    `--not-done` says that the write has not taken effect **and cannot any more**: its sender is gone or its
+    call has ended. `custody run why` names that process.
+
+    Example: `custody run resolve run-9f3c --done --reason "seen in the ledger"`
+    """
+    from session_custody.cli.resolve import resolve_run
+
+    try:
+        seen = with_store(
+            lambda store: resolve_run(store, run, done=done, reason=reason, event_seq=event_seq)
+        )
+    except SignalRefused as refusal:
+        raise fail(str(refusal), Exit.CONFLICT) from None
+    if seen is None:
+        raise fail(f"there is no run {run}", Exit.NOT_FOUND)
+    say(f"told: {run} in_doubt at event {seen} is {'done' if done else 'not done'}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
