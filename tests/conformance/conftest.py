@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import pytest
 
+from session_custody.devstack import Databases
 from session_custody.ports import RunStore
-from session_custody.store import Migrator, PostgresStore
-from tests.servers import Databases
+from session_custody.store import MemoryStore, Migrator, PostgresStore
 
 Scenario = Callable[[RunStore], Awaitable[Any]]
 
@@ -28,20 +28,19 @@ def database_template(postgres_server: Databases) -> str:
     return name
 
 
-@pytest.fixture(params=["postgres"])
-def on_store(request: pytest.FixtureRequest) -> Iterator[Run]:
+@pytest.fixture(params=["memory", "postgres"])
+def on_store(request: pytest.FixtureRequest) -> Run:
     """Called with a scenario, runs it over a fresh store and closes that."""
     dsn = request.getfixturevalue("database") if request.param == "postgres" else None
 
     def run(scenario: Scenario) -> None:
         asyncio.run(_with_store(dsn, scenario))
 
-    yield run
+    return run
 
 
 async def _with_store(dsn: str | None, scenario: Scenario) -> None:
-    assert dsn is not None
-    store = await PostgresStore.open(dsn)
+    store = MemoryStore() if dsn is None else await PostgresStore.open(dsn)
     try:
         await scenario(store)
     finally:

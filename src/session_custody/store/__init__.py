@@ -1,8 +1,7 @@
-"""The run store: schema, migrations, the group-commit writer and settling; only importer of psycopg (DESIGN
-11).
-"""
+"""The run store: schema, migrations, group commit, settling; the only importer of psycopg (DESIGN 11)."""
 
+from session_custody.store.memory import MemoryStore
 from session_custody.store.migrator import MigrationRefused, Migrator
 from session_custody.store.postgres import PostgresStore
 
-__all__ = ["MigrationRefused", "Migrator", "PostgresStore"]
+__all__ = ["MemoryStore", "MigrationRefused", "Migrator", "PostgresStore"]

@@ -236,6 +236,11 @@ class Session:
         cursor = await self._connection.execute(query(name), values)
         return await cursor.fetchall() if cursor.description is not None else []
 
+    async def notifies(self) -> AsyncIterator[str]:
+        """Payloads of notifications, for as long as the connection lives."""
+        async for notify in self._connection.notifies():
+            yield notify.payload
+
     async def exchange(self, calls: Sequence[Call]) -> list[list[Row]]:
         """Send hot statements in one flush, return each one's rows (text form) after ReadyForQuery.
 

@@ -14,13 +14,13 @@ They are made when first needed: a command that only reads has one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Self
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from session_custody.core import canonical
-from session_custody.core.errors import ContractConflict, LaneLost, SignalRefused, Unavailable
+from session_custody.core.errors import ContractConflict, LaneLost, Unavailable
 from session_custody.core.manifest import ContractKind
 from session_custody.core.pin import LaneId, RunId
 from session_custody.ports import (
@@ -55,7 +55,10 @@ from session_custody.store.link import (
     unavailable,
 )
 from session_custody.store.settling import Settling
+from session_custody.store.views import OperatorViews
 from session_custody.store.writer import COMMIT_ROWS_MAX, Writer
+
+ORPHANS_MAX: Final = 500
 
 LOCK_MS: Final[Mapping[str, int]] = {
     "writer": 250,
@@ -70,7 +73,7 @@ LOCK_MS: Final[Mapping[str, int]] = {
 """lock_timeout of each connection. The writer's is short: one busy lane must not hold up the others."""
 
 
-class PostgresStore:
+class PostgresStore(OperatorViews):
     """`RunStore` on Postgres. Use `open`, and `close` it in the end. Event loop only."""
 
     def __init__(self, target: Target, direct: Target, *, commit_rows_max: int = COMMIT_ROWS_MAX) -> None:
@@ -195,17 +198,21 @@ class PostgresStore:
         await self._rows("lanes", "release", {"lane_id": fence.lane_id, "owners": owners})
 
     async def _fenced(self, fence: LaneFence, name: str, values: Mapping[str, object]) -> LaneRow:
-        """One fenced update of the lane row. Raises LaneLost when it was refused for good."""
+        """One fenced update of the lane row; returns it. Raises LaneLost when it was refused for good."""
+        ticket = self._fences.ticket(fence.lane_id)
+        row = rows.lane_row(await self._fenced_row(fence, name, values))
+        self._fences.saw(fence, ticket, row.input_offset)
+        return row
+
+    async def _fenced_row(self, fence: LaneFence, name: str, values: Mapping[str, object]) -> dict[str, Any]:
         self._fences.know(fence)
         while not fence.lost:
-            sent, ticket = fence.owner, self._fences.ticket(fence.lane_id)
+            sent = fence.owner
             carried = {"lane_id": fence.lane_id, "owner": sent, "last_seen": fence.last_seen}
             found = await self._rows("lanes", name, {**carried, **values})
             if found:
-                row = rows.lane_row(found[0])
-                fence.went_back = fence.went_back or row.went_back
-                self._fences.saw(fence, ticket, row.input_offset)
-                return row
+                fence.went_back = fence.went_back or found[0]["went_back"]
+                return found[0]
             if not await self._fences.moved_on(fence, sent):
                 self._fences.lose(fence)
         raise LaneLost(fence.lane_id)
@@ -242,7 +249,7 @@ class PostgresStore:
         }
         (row,) = await self._rows("lanes", "insert_signal", values)
         if not row["allowed"]:
-            raise refusal_of(signal, row)
+            raise rows.signal_refused(signal, row)
         signal_id: int | None = row["signal_id"]
         return signal_id
 
@@ -279,6 +286,52 @@ class PostgresStore:
     async def signals_for(self, run_ids: Sequence[RunId]) -> Sequence[Signal]:
         found = await self._rows("reads", "load_signals", {"run_ids": list(run_ids)})
         return [rows.signal(row) for row in found]
+
+    async def notifications(self) -> AsyncIterator[RunId | None]:
+        """Ids of runs that were signalled. None comes first, once LISTEN stands: scan now. Ends by
+        Unavailable.
+
+        On the direct connection: a transaction pooler knows no LISTEN. It only makes polling faster.
+        """
+        link = Link(self._direct, "listen", lock_ms=LOCK_MS["reads"])
+        try:
+            async with link.session() as session:
+                await session.rows("listen")
+                yield None
+                async for payload in session.notifies():
+                    yield RunId(payload)
+        except (Broken, Refused) as outage:
+            raise unavailable(outage) from None
+        finally:
+            await link.close()
+
+    async def sweep_orphans(self, fence: LaneFence, hold_s: float, limit: int = ORPHANS_MAX) -> int:
+        """Dead-letter resumes of this lane whose start did not come within the hold; how many (DESIGN 5).
+
+        Fenced and numbered like every row of the lane. Raises LaneLost.
+        """
+        await self._rows("lanes", "bind_late")
+        held = await self._rows(
+            "lanes", "held_too_long", {"lane_id": fence.lane_id, "hold_s": hold_s, "limit": limit}
+        )
+        if not held:
+            return 0
+        detail = rows.orphan_detail(hold_s)
+        letters = [(uuid4(), rows.orphan_letter(row, detail)) for row in held]
+        values = {
+            "signal_ids": [row["signal_id"] for row in held],
+            "dead_letter_ids": [letter_id for letter_id, _ in letters],
+            "hashes": [
+                rows.dead_letter_hash(letter_id, fence.lane_id, letter) for letter_id, letter in letters
+            ],
+            "details": [detail] * len(held),
+        }
+        row = await self._fenced_row(fence, "sweep_orphans", values)
+        swept: int = row["swept"]
+        fence.last_seen = max(fence.last_seen, row["next_seq"] + swept - 1)
+        if swept:
+            fence.wake()
+        return swept
 
     async def now(self) -> datetime:
         (row,) = await self._rows("reads", "now")
@@ -333,21 +386,3 @@ class PostgresStore:
     async def latest_version(self, kind: ContractKind, name: str) -> str | None:
         found = await self._rows("reads", "latest_version", {"kind": kind.value, "name": name})
         return found[0]["version"] if found else None
-
-
-def refusal_of(signal: NewSignal, row: Mapping[str, Any]) -> SignalRefused:
-    """Why the INSERT's conditions let the signal not pass."""
-    status = row["status"]
-    if status is None:
-        return SignalRefused("run_unknown", f"there is no run {signal.run_id}")
-    if signal.kind is not SignalKind.RESOLVE:
-        return SignalRefused("run_ended", f"run {signal.run_id} is {status}")
-    if status != "in_doubt":
-        return SignalRefused("not_in_doubt", f"run {signal.run_id} is {status}")
-    if row["doubt_seq"] != signal.body.get("event_seq"):
-        return SignalRefused("other_doubt", f"the in_doubt that stands is event {row['doubt_seq']}")
-    if row["call_running"]:
-        return SignalRefused("call_running", "the call has not ended: only done can be said")
-    return SignalRefused(
-        "too_early", "the call may still be under way: only done can be said before not_after"
-    )

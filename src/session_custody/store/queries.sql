@@ -302,12 +302,12 @@ update custody.lane l set went_back = true where l.lane_id = %(lane_id)s and l.o
 -- An operator's word: what Kafka's cursor shows is accepted, publication goes on after `floor`; number and epoch are
 -- lifted above what Kafka shows. The owner is fenced: what it has in memory was made before.
 update custody.lane l
-   set adopted_seq = %(seq)s, adopted_hash = %(hash)s, adopted_at = custody.now(), adopted_reason = %(reason)s,
+   set adopted_seq = %(seq)s::int8, adopted_hash = %(hash)s, adopted_at = custody.now(), adopted_reason = %(reason)s,
        published_seq = %(floor)s,
        published_hash = coalesce(
          (select s.hash from custody.step s where s.lane_id = l.lane_id and s.lane_seq = %(floor)s),
          (select d.hash from custody.dead_letter d where d.lane_id = l.lane_id and d.lane_seq = %(floor)s)),
-       next_seq = greatest(l.next_seq, %(seq)s + 1, %(floor)s + 1),
+       next_seq = greatest(l.next_seq, %(seq)s::int8 + 1, %(floor)s::int8 + 1),
        epoch = greatest(l.epoch, %(epoch)s) + 1, owner = null, went_back = false
  where l.lane_id = %(lane_id)s
 returning l.*
@@ -460,3 +460,132 @@ select m.number, m.name, m.sha256, m.applied_at from custody.migration m order b
 
 -- name: record_migration
 insert into custody.migration (number, name, sha256) values (%(number)s, %(name)s, %(sha256)s)
+
+-- ================================================================ what people ask (DESIGN 16)
+
+-- name: list_runs
+-- Newest first; `before` is the run_id that the page before ended with.
+select r.run_id, r.session_id, r.tenant, r.route_id, r.pinned_at, r.expires_at, r.lane_id, c.status, c.loop_step,
+       c.park_reason, c.stop_requested, c.last_tool, c.wake_at, c.not_after, c.updated_at
+  from custody.run r join custody.checkpoint c on c.run_id = r.run_id
+ where (%(status)s::text is null or c.status = %(status)s)
+   and (%(route_id)s::text is null or r.route_id = %(route_id)s)
+   and (%(session_id)s::text is null or r.session_id = %(session_id)s)
+   and (%(before)s::text is null or (r.pinned_at, r.run_id) <
+        (select b.pinned_at, b.run_id from custody.run b where b.run_id = %(before)s))
+ order by r.pinned_at desc, r.run_id desc limit %(limit)s
+
+-- name: get_run
+select v.run_id, v.correlation_id, v.session_id, v.status, v.pinned_at, v.expires_at, v.pin::text as pin,
+       v.checkpoint::text as checkpoint, v.tenant, v.subject_id, v.subject_tenant, v.lane_id, v.updated_at,
+       r.subject_actor, r.decision_id, r.parent, r.forked_from, c.park_reason, c.stop_requested, c.wake_at, c.pending,
+       c.not_after, c.call_running, c.doubt_seq, c.stage, c.attempts, c.suspect_count, c.head_seq
+  from custody.runs v join custody.run r on r.run_id = v.run_id join custody.checkpoint c on c.run_id = v.run_id
+ where v.run_id = %(run_id)s
+
+-- name: steps
+select s.event_seq, s.kind, s.loop_step, s.lane_id, s.lane_seq, s.recorded_at, s.causation_id, s.schema_fingerprint,
+       s.body, s.hash, s.signature is not null as signed, s.salt is null as erased
+  from custody.step s where s.run_id = %(run_id)s order by s.event_seq
+
+-- name: run_lane
+select l.lane_id, l.topic, l.partition, l.owner, l.epoch, l.last_alive, l.went_back, l.unclean_ends, l.adopted_by,
+       l.next_seq - 1 - l.published_seq as backlog, custody.now() as now
+  from custody.lane l where l.lane_id = %(lane_id)s
+
+-- name: run_signals
+select s.signal_id, s.kind, s.source, s.created_at, s.causation_id, s.bound
+  from custody.signal s where s.run_id = %(run_id)s and s.consumed_at is null order by s.signal_id
+
+-- name: list_lanes
+select l.lane_id, l.cluster_id, l.topic, l.partition, l.topic_id, l.epoch, l.owner, l.adopted_by, l.last_alive,
+       l.input_offset, l.next_seq, l.published_seq, l.next_seq - 1 - l.published_seq as backlog,
+       (select min(s.recorded_at) from custody.step s
+         where s.lane_id = l.lane_id and s.lane_seq = l.published_seq + 1) as oldest_unpublished_at,
+       l.cursor_partition, l.cursor_offset, l.unclean_ends, l.went_back, l.adopted_seq, l.adopted_at, l.adopted_reason
+  from custody.lane l order by l.cluster_id, l.topic, l.partition
+
+-- name: list_dead_letters
+-- Never their content.
+select d.dead_letter_id, d.reason, d.detail, l.topic, l.partition, d.record_offset as offset, d.topic_id, d.run_id,
+       d.recorded_at, d.record_timestamp, octet_length(d.value) as bytes, d.lane_id, d.lane_seq,
+       d.lane_seq <= l.published_seq as published
+  from custody.dead_letter d join custody.lane l on l.lane_id = d.lane_id
+ where (%(reason)s::text is null or d.reason = %(reason)s) and (%(run_id)s::text is null or d.run_id = %(run_id)s)
+   and (%(lane_id)s::int8 is null or d.lane_id = %(lane_id)s)
+ order by d.recorded_at desc, d.lane_id, d.lane_seq desc limit %(limit)s
+
+-- name: live_counts
+-- For metrics: statuses of runs that have not ended, from partial indexes; those that ended would be a scan.
+select c.status, count(*) as runs from custody.checkpoint c
+ where c.status in ('queued', 'running', 'waiting', 'parked') group by c.status
+union all
+select 'in_doubt', count(*) from custody.checkpoint c where c.status = 'in_doubt' having count(*) > 0
+
+-- name: backlog
+select l.lane_id, l.topic, l.partition, l.owner is not null as owned, l.next_seq - 1 - l.published_seq as unpublished,
+       extract(epoch from custody.now() - (select min(s.recorded_at) from custody.step s
+          where s.lane_id = l.lane_id and s.lane_seq = l.published_seq + 1))::float8 as oldest_s,
+       exists (select from custody.checkpoint c where c.lane_id = l.lane_id
+                and c.status in ('queued', 'running', 'waiting', 'parked')) as has_work
+  from custody.lane l
+
+-- name: progress
+select (select coalesce(json_object_agg(x.status, x.n), '{}') from
+         (select c.status, count(*) as n from custody.checkpoint c group by c.status) x) as by_status,
+       array(select c.run_id from custody.checkpoint c where c.status = 'running' and c.head_seq > 1) as mid_loop,
+       array(select c.pending from custody.checkpoint c where c.pending is not null) as pending,
+       (select coalesce(sum(l.next_seq - 1 - l.published_seq), 0)::int8 from custody.lane l) as unpublished
+
+-- name: first_steps_after
+select s.run_id, min(s.recorded_at) as recorded_at from custody.step s
+ where s.run_id = any(%(run_ids)s::text[]) and s.recorded_at > %(moment)s group by s.run_id
+
+-- name: record_deployment
+insert into custody.deployment (cluster_id, group_id, topics)
+values (%(cluster_id)s, %(group_id)s, %(topics)s) on conflict (one) do nothing
+
+-- name: deployment
+select d.cluster_id, d.group_id, d.topics from custody.deployment d
+
+-- ================================================================ the orphan sweep (DESIGN 5)
+
+-- name: bind_late
+-- A resume and its start, admitted at once on two lanes, may have missed each other: bind what has a run by now.
+update custody.signal s set bound = true
+ where s.consumed_at is null and not s.bound and exists (select from custody.run r where r.run_id = s.run_id)
+
+-- name: held_too_long
+select s.signal_id, s.run_id, s.topic_id, s.record_offset, s.raw_key, s.raw_value, s.raw_headers, s.recorded_at
+  from custody.signal s
+ where s.lane_id = %(lane_id)s and s.consumed_at is null and not s.bound
+   and coalesce(s.recorded_at, s.created_at) < custody.now() - make_interval(secs => %(hold_s)s)
+ order by s.signal_id limit %(limit)s
+
+-- name: sweep_orphans
+-- Fenced. `not bound` is checked on the newest row, which "no such run" would not be.
+with t as materialized (select custody.now() as now),
+lk as materialized (
+  select l.lane_id, l.next_seq, l.went_back, %(last_seen)s >= l.next_seq as back
+    from custody.lane l where l.lane_id = %(lane_id)s and l.owner = %(owner)s for no key update),
+d as (
+  select x.signal_id, x.dead_letter_id, x.hash, x.detail
+    from unnest(%(signal_ids)s::int8[], %(dead_letter_ids)s::uuid[], %(hashes)s::bytea[], %(details)s::text[])
+      x(signal_id, dead_letter_id, hash, detail)),
+eaten as (
+  update custody.signal s set consumed_at = t.now from d cross join lk cross join t
+   where s.signal_id = d.signal_id and s.consumed_at is null and not s.bound
+  returning s.signal_id, s.run_id, s.topic_id, s.record_offset, s.raw_key, s.raw_value, s.raw_headers, s.recorded_at,
+            d.dead_letter_id, d.hash, d.detail),
+num as (
+  select e.*, row_number() over (order by e.signal_id) - 1 as off from eaten e),
+ins as (
+  insert into custody.dead_letter (dead_letter_id, lane_id, lane_seq, topic_id, record_offset, reason, detail, key,
+      value, headers, hash, run_id, recorded_at, record_timestamp)
+  select num.dead_letter_id, lk.lane_id, lk.next_seq + num.off, num.topic_id, num.record_offset, 'orphan_resume',
+         num.detail, num.raw_key, num.raw_value, num.raw_headers, num.hash, num.run_id, t.now, num.recorded_at
+    from num cross join lk cross join t),
+mv as (
+  update custody.lane l set next_seq = l.next_seq + (select count(*) from num), went_back = l.went_back or lk.back
+    from lk where l.lane_id = lk.lane_id)
+select lk.next_seq, lk.went_back or lk.back as went_back, (select count(*) from num) as swept from lk

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from session_custody.core import canonical
-from session_custody.core.errors import RejectReason
+from session_custody.core.errors import RejectReason, SignalRefused
 from session_custody.core.events import EventKind, RunFacts
 from session_custody.core.pin import LaneId, Resolved, RunId, RunPin, SentPin, Subject
 from session_custody.core.run import Checkpoint, ParkReason, PendingIntent, Status
@@ -23,6 +23,7 @@ from session_custody.ports import (
     LaneRow,
     LoadedRun,
     NewDeadLetter,
+    NewSignal,
     OutboxDeadLetter,
     OutboxEvent,
     Signal,
@@ -190,6 +191,24 @@ def signal(row: Columns) -> Signal:
     )
 
 
+def signal_refused(signal: NewSignal, row: Columns) -> SignalRefused:
+    """Why the INSERT's conditions let the signal not pass."""
+    status = row["status"]
+    if status is None:
+        return SignalRefused("run_unknown", f"there is no run {signal.run_id}")
+    if signal.kind is not SignalKind.RESOLVE:
+        return SignalRefused("run_ended", f"run {signal.run_id} is {status}")
+    if status != "in_doubt":
+        return SignalRefused("not_in_doubt", f"run {signal.run_id} is {status}")
+    if row["doubt_seq"] != signal.body.get("event_seq"):
+        return SignalRefused("other_doubt", f"the in_doubt that stands is event {row['doubt_seq']}")
+    if row["call_running"]:
+        return SignalRefused("call_running", "the call has not ended: only done can be said")
+    return SignalRefused(
+        "too_early", "the call may still be under way: only done can be said before not_after"
+    )
+
+
 # ------------------------------------------------------------------ the outbox
 
 
@@ -204,6 +223,42 @@ def headers_text(headers: Headers) -> str:
 def read_headers(text: str) -> tuple[tuple[str, bytes | None], ...]:
     return tuple(
         (name, None if value is None else base64.b64decode(value)) for name, value in json.loads(text)
+    )
+
+
+def orphan_detail(hold_s: float) -> str:
+    return f"no start of this run came within {hold_s:g} s"
+
+
+def orphan_of(held: NewSignal, hold_s: float) -> NewDeadLetter:
+    """`orphan_letter` of a signal that is not a row."""
+    return NewDeadLetter(
+        reason=RejectReason.ORPHAN_RESUME,
+        detail=orphan_detail(hold_s),
+        topic_id=held.topic_id or "",
+        offset=held.offset or 0,
+        key=held.raw_key,
+        value=held.raw_value,
+        headers=held.raw_headers,
+        recorded_at=held.recorded_at,
+        run_id=held.run_id,
+        order=0,
+    )
+
+
+def orphan_letter(row: Columns, detail: str) -> NewDeadLetter:
+    """The dead letter of a resume that was held for too long."""
+    return NewDeadLetter(
+        reason=RejectReason.ORPHAN_RESUME,
+        detail=detail,
+        topic_id=row["topic_id"],
+        offset=row["record_offset"],
+        key=row["raw_key"],
+        value=row["raw_value"],
+        headers=read_headers(row["raw_headers"]),
+        recorded_at=row["recorded_at"],
+        run_id=row["run_id"],
+        order=0,
     )
 
 

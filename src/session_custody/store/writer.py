@@ -20,15 +20,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from session_custody.core.errors import Unavailable
 from session_custody.core.pin import LaneId
-from session_custody.ports import Clear, CommitAnswer, Deadline, InSeconds, Keep, LaneFence, RunCommit
-from session_custody.store import rows
-from session_custody.store.arrays import BOOL, BYTES, FLOAT8, INT4, INT8, TEXT, UUIDS, Column, columns
+from session_custody.ports import CommitAnswer, LaneFence, RunCommit
+from session_custody.store.commit_rows import CommitRows, commit_rows, group_params
 from session_custody.store.fences import Fences
 from session_custody.store.link import (
     LOCK_TIMEOUT,
@@ -52,14 +51,6 @@ _SKIP: Final = Prepared(
     "commit_group_skip", query("commit_group").replace("/* skip locked */", "skip locked")
 )
 
-_ROW_COLUMNS: Final[tuple[Column, ...]] = (
-    INT8, TEXT, INT8, TEXT, INT4, TEXT, INT8, BYTES, INT4, INT4, INT4, TEXT, TEXT, BOOL, FLOAT8, TEXT, BOOL,
-    FLOAT8, BOOL, INT8, TEXT, TEXT, BOOL, TEXT, INT4, BOOL,
-)  # fmt: skip
-_STEP_COLUMNS: Final[tuple[Column, ...]] = (
-    INT4, INT8, TEXT, INT4, BYTES, BYTES, BYTES, TEXT, BYTES, TEXT, BYTES, TEXT,
-)  # fmt: skip
-
 
 @dataclass(eq=False, slots=True)
 class Offer:
@@ -67,11 +58,9 @@ class Offer:
 
     commit: RunCommit
     answer: asyncio.Future[CommitAnswer]
-    values: tuple[object, ...]
-    size: int
+    rows: CommitRows
     sent: UUID
     tries: int = 0
-    steps: list[tuple[object, ...]] = field(default_factory=list)
 
     @property
     def lane_id(self) -> LaneId:
@@ -122,12 +111,10 @@ class Writer:
         self._fences.know(commit.fence)
         future: asyncio.Future[CommitAnswer] = asyncio.get_running_loop().create_future()
         try:
-            values = _row_values(commit)
-            steps = _step_values(commit)
+            written = commit_rows(commit)
         except UnicodeEncodeError:
-            return CommitAnswer.UNSTORABLE  # a lone surrogate is no text in any row
-        size = sum(len(value) for step in steps for value in step if isinstance(value, str | bytes))
-        offer = Offer(commit, future, values, size, commit.fence.owner, steps=steps)
+            return CommitAnswer.UNSTORABLE
+        offer = Offer(commit, future, written, commit.fence.owner)
         self._open.add(offer)
         future.add_done_callback(lambda _: self._open.discard(offer))
         self._queue.append(offer)
@@ -174,7 +161,7 @@ class Writer:
             if offer.commit.fence.lost:
                 _answer(offer, CommitAnswer.LANE_LOST)
             else:
-                size += offer.size
+                size += offer.rows.size
                 group.append(offer)
         return group
 
@@ -201,9 +188,10 @@ class Writer:
         tickets = {offer.lane_id: self._fences.ticket(offer.lane_id) for offer in group}
         for offer in group:
             offer.sent = offer.commit.fence.owner
+        call = Call(statement, group_params(_fences(group), [offer.rows for offer in group]))
         try:
             async with self._link.session() as session:
-                answers = (await session.exchange([Call(statement, _params(group))]))[0]
+                answers = (await session.exchange([call]))[0]
         except Broken as outage:
             if not outage.sent:
                 self._again(group)
@@ -337,98 +325,3 @@ def _number(text: bytes | None) -> int:
 def _numbers(array: bytes | None) -> Iterable[int]:
     inner = (array or b"{}")[1:-1]
     return (int(part) for part in inner.split(b",")) if inner else ()
-
-
-# ------------------------------------------------------------------ parameters, in the order of queries.sql
-
-
-def _params(group: Group) -> list[bytes]:
-    fences = _fences(group)
-    steps: list[tuple[object, ...]] = []
-    consumed: list[tuple[int, int]] = []
-    for order, offer in enumerate(group, start=1):
-        steps.extend((order, *step) for step in offer.steps)
-        consumed.extend((order, signal_id) for signal_id in offer.commit.consumes)
-    return [
-        INT8.array([fence.lane_id for fence, _ in fences]),
-        UUIDS.array([sent for _, sent in fences]),
-        INT8.array([fence.last_seen for fence, _ in fences]),
-        *columns(_ROW_COLUMNS, [offer.values for offer in group]),
-        *columns(_STEP_COLUMNS, steps),
-        INT4.array([order for order, _ in consumed]),
-        INT8.array([signal_id for _, signal_id in consumed]),
-    ]
-
-
-def _row_values(commit: RunCommit) -> tuple[object, ...]:
-    new = commit.checkpoint
-    wake_keep, wake_in_s = _deadline(commit.wake_at)
-    not_after_keep, not_after_in_s = _deadline(commit.not_after)
-    working = rows.working_text(new) if commit.working_changed else None
-    values = (
-        commit.fence.lane_id,
-        commit.run_id,
-        new.version,
-        new.status.value,
-        new.loop_step,
-        new.stage,
-        new.head_seq,
-        new.head_hash,
-        new.attempts,
-        new.parks,
-        new.suspect_count,
-        new.stop_requested,
-        None if new.park_reason is None else new.park_reason.value,
-        wake_keep,
-        wake_in_s,
-        rows.pending_text(new.pending),
-        not_after_keep,
-        not_after_in_s,
-        new.call_running,
-        new.doubt_seq,
-        new.last_tool,
-        working,
-        commit.working_changed,
-        new.loaded,
-        new.format,
-        commit.after_end,
-    )
-    _encodable(values)
-    return values
-
-
-def _step_values(commit: RunCommit) -> list[tuple[object, ...]]:
-    steps: list[tuple[object, ...]] = []
-    for event in commit.events:
-        step = (
-            event.event_seq,
-            event.kind.value,
-            commit.checkpoint.loop_step,
-            event.schema_fingerprint,
-            event.hash,
-            event.body,
-            event.payload,
-            event.salt,
-            event.record,
-            event.signature,
-            None,
-        )
-        _encodable(step)
-        steps.append(step)
-    return steps
-
-
-def _encodable(values: Iterable[object]) -> None:
-    for value in values:
-        if isinstance(value, str) and not value.isascii():
-            value.encode()
-
-
-def _deadline(deadline: Deadline) -> tuple[bool, float | None]:
-    match deadline:
-        case Keep():
-            return True, None
-        case Clear():
-            return False, None
-        case InSeconds(seconds):
-            return False, float(seconds)

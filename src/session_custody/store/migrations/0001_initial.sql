@@ -164,6 +164,8 @@ create index checkpoint_wakes on custody.checkpoint (lane_id, wake_at)
 create index checkpoint_expires on custody.checkpoint (lane_id, expires_at)
   where status in ('queued', 'running', 'waiting', 'parked');
 
+create index checkpoint_in_doubt on custody.checkpoint (lane_id) where status = 'in_doubt';
+
 create function custody.refuse_after_end() returns trigger language plpgsql as $$
 begin
   raise exception 'a terminal status absorbs' using errcode = 'CU001';
