@@ -7,6 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -14,7 +15,7 @@ import pytest
 
 from session_custody.devstack import DevStackError, PostgresConfig, PostgresServer
 from session_custody.devstack.account import server_account
-from tests.integration.devstack_proc import is_dead, listening
+from tests.integration.devstack_proc import is_dead, listening, wait_until
 
 pytestmark = pytest.mark.postgres
 
@@ -45,14 +46,22 @@ def test_data_outlive_a_restart_and_a_sigkill_on_the_same_port(server: PostgresS
         assert connection.execute("select n from kept order by n").fetchall() == [(1,), (2,)]
 
 
+BUSY = """
+do $$ declare n bigint := 0; begin while n < 400000000 loop n := n + 1; end loop; end $$
+"""
+
+
 def test_a_backend_that_never_looks_up_dies_with_a_killed_server(server: PostgresServer) -> None:
-    with psycopg.connect(server.address.url, autocommit=True) as connection:
-        row = connection.execute("select pg_backend_pid()").fetchone()
-        assert row is not None
+    busy = psycopg.connect(server.address.url, autocommit=True)
+    pid = busy.info.backend_pid
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(server.address.url, autocommit=True) as other:
+        running = pool.submit(busy.execute, BUSY)
+        seen = "select state from pg_stat_activity where pid = %s"
+        assert wait_until(lambda: other.execute(seen, (pid,)).fetchone() == ("active",))
         server.kill()
-        assert is_dead(row[0])
-        with pytest.raises(psycopg.OperationalError):
-            connection.execute("select 1")
+        assert is_dead(pid)
+        assert isinstance(running.exception(10), psycopg.OperationalError)
+    busy.close()
     server.start()
 
 
