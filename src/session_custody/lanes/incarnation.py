@@ -9,7 +9,6 @@ late result comes back as a signal. A drain ends it gently: runs stop at their n
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from session_custody.lanes.timings import CANCEL_GRACE_S, LaneTimings
 from session_custody.ports import LaneFence, LanePublication, LaneRow, LoadedRun, RunDriver
 from session_custody.telemetry import LANE_LOST, STATION_ERRORS, log
 
-PUBLICATION_RETRY_MAX_S: Final = 10.0
+PUBLICATION_CLOSE_S: Final = 2.5
+"""What a publication may take beyond its flush to let go of its producer."""
 
 
 @dataclass(slots=True)
@@ -36,8 +36,6 @@ class Surroundings:
     ring: Callable[[], None]
     """A run ended: its slot is free, and it may be due again."""
     on_fatal: Callable[[Exception], None]
-    ask_owner: Callable[[Incarnation], None]
-    """Publication stopped by itself: is the lane still ours?"""
 
 
 class Incarnation:
@@ -148,28 +146,18 @@ class Incarnation:
     # -------------------------------------------------------------- publication
 
     async def _publish(self) -> None:
-        failures = 0
-        while not self._over():
-            try:
-                await self.publication.run(self.fence)
-            except InvariantBroken as error:
-                self._around.on_fatal(error)
-                return
-            except LaneLost:
-                self.lose()
-                return
-            except Exception as error:  # noqa: BLE001 - publication of one lane never stops the others
-                STATION_ERRORS.labels("publication", type(error).__name__).inc()
-                log.error("publication failed", lane_id=self.fence.lane_id, error=type(error).__name__)
-            self.fence.gate_open = False
-            if self._over():
-                return
-            self._around.ask_owner(self)
-            failures += 1
-            await asyncio.sleep(_jittered(min(PUBLICATION_RETRY_MAX_S, 0.2 * 2 ** min(failures, 10))))
-
-    def _over(self) -> bool:
-        return self.fence.lost or self.closing
+        try:
+            await self.publication.run(self.fence)
+        except InvariantBroken as error:
+            self._around.on_fatal(error)
+        except LaneLost:
+            pass
+        except Exception as error:  # noqa: BLE001 - publication of one lane never stops the others
+            STATION_ERRORS.labels("publication", type(error).__name__).inc()
+            log.error("publication failed", lane_id=self.fence.lane_id, error=type(error).__name__)
+        # It runs once, for one incarnation, and only the lane's end ends it: without it the lane begins anew.
+        if not (self.fence.lost or self.closing):
+            self.lose()
 
     # -------------------------------------------------------------- the end
 
@@ -188,7 +176,7 @@ class Incarnation:
         self.fence.gate_open = False
         left = max(0.0, ends - time.monotonic())
         try:
-            async with asyncio.timeout(left + CANCEL_GRACE_S):
+            async with asyncio.timeout(left + PUBLICATION_CLOSE_S):
                 await self.publication.close(0.0 if self.fence.lost else min(flush_s, left))
         except Exception as error:  # noqa: BLE001 - the next owner's initialisation ends what is left open
             STATION_ERRORS.labels("publication", type(error).__name__).inc()
@@ -206,7 +194,3 @@ class Incarnation:
             task.cancel()
         if running:
             await asyncio.wait(running, timeout=CANCEL_GRACE_S)
-
-
-def _jittered(seconds: float) -> float:
-    return seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries

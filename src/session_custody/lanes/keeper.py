@@ -90,7 +90,6 @@ class LaneKeeper:
             timings=timings,
             ring=self._reconcile.ring,
             on_fatal=on_fatal,
-            ask_owner=self._ask_owner,
         )
         self._tenures: dict[int, Tenure] = {}
         self._fences: deque[float] = deque()
@@ -300,10 +299,6 @@ class LaneKeeper:
                 await asyncio.sleep(self._timings.retry_max_s)
             else:
                 return
-
-    def _ask_owner(self, standing: Incarnation) -> None:
-        if not standing.fence.lost:
-            self._ask(self._heartbeat(standing))
 
     def _ask(self, work: Coroutine[object, object, None]) -> None:
         async def guarded() -> None:

@@ -15,12 +15,11 @@ from session_custody.telemetry import RUNS_LIVE
 
 @dataclass(slots=True, eq=False)
 class LiveRun:
-    """`at_load`: ids of the signals that the driver already has from loading; they are not put in again."""
+    """One run in memory."""
 
     run_id: RunId
     lane_id: LaneId
     inbox: Inbox
-    at_load: frozenset[int]
 
 
 class LiveRuns:
@@ -47,12 +46,7 @@ class LiveRuns:
         """None: it is driven already."""
         if RunId(run.facts.run_id) in self._runs:
             return None
-        live = LiveRun(
-            run_id=RunId(run.facts.run_id),
-            lane_id=run.lane_id,
-            inbox=Inbox(),
-            at_load=frozenset(signal.signal_id for signal in run.signals),
-        )
+        live = LiveRun(RunId(run.facts.run_id), run.lane_id, Inbox())
         self._runs[live.run_id] = live
         RUNS_LIVE.set(len(self._runs))
         return live

@@ -113,8 +113,7 @@ class Reconcile:
                 # A cancel frees a run that the backlog held back.
                 if self._deferred.pop(signal.run_id, None) is not None:
                     self.ring()
-                live = self._live.get(signal.run_id)
-                if live is not None and signal.signal_id not in live.at_load:
+                if (live := self._live.get(signal.run_id)) is not None:
                     live.inbox.put([signal])
 
     # -------------------------------------------------------------- bounds

@@ -17,6 +17,7 @@ A new incarnation begins only when the old one is closed, because one task does 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -162,10 +163,13 @@ class Tenure:
             log.error("a lane could not be acquired", partition=self.partition, error=type(error).__name__)
             await self._back_off(error)
         else:
-            if standing is not None:
-                self._failures = 0
-                self.incarnation = standing
-                standing.begin()
+            if standing is None:
+                # Intake knows already that the lane is gone; word of it is on its way.
+                await self._pause(self._around.timings.retry_first_s)
+                return
+            self._failures = 0
+            self.incarnation = standing
+            standing.begin()
 
     async def _acquire(self) -> Incarnation | None:
         """None: no longer assigned. Each try offers a fresh uuid: a lost one may execute late (DESIGN 4)."""
@@ -261,8 +265,10 @@ class Tenure:
             log.warning("a lane waits", partition=self.partition, cause=type(error).__name__)
         timings = self._around.timings
         delay = min(timings.retry_max_s, timings.retry_first_s * 2 ** min(self._failures - 1, 10))
-        try:
-            async with asyncio.timeout(delay * random.uniform(0.5, 1.0)):  # noqa: S311 - spreads retries
+        await self._pause(delay * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries
+
+    async def _pause(self, seconds: float) -> None:
+        """Ends at once when something changes."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
                 await self._changed.wait()
-        except TimeoutError:
-            pass
