@@ -255,7 +255,6 @@ class Gate:
     ) -> CallEnd:
         if send.start_by is not None and boottime() > send.start_by:
             return NotBegun()
-        self._http.prepare()
         try:
             values = read_arguments(entry.tool.input_model, arguments)
         except ArgumentsRefused as error:

@@ -8,7 +8,7 @@ of anybody else.
 
 from __future__ import annotations
 
-import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final, TypeVar
@@ -133,19 +133,14 @@ class OutgoingHttp:
     def __init__(self, base_url: str | None) -> None:
         self._base_url = base_url or ""
         self._limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=64)
+        self._lock = threading.Lock()
         self._async: httpx.AsyncHTTPTransport | None = None
         self._sync: httpx.HTTPTransport | None = None
-        self._tls: ssl.SSLContext | None = None
-
-    def prepare(self) -> None:
-        """Open both transports. On the event loop, before the first call: threads only read them."""
-        if self._tls is None:
-            self._tls = httpx.create_ssl_context()
-            self._async = httpx.AsyncHTTPTransport(verify=self._tls, limits=self._limits)
-            self._sync = httpx.HTTPTransport(verify=self._tls, limits=self._limits)
 
     def async_client(self, until: float, traceparent: str | None) -> httpx.AsyncClient:
-        assert self._async is not None
+        """On the event loop."""
+        if self._async is None:
+            self._async = httpx.AsyncHTTPTransport(limits=self._limits)
         return httpx.AsyncClient(
             transport=_AsyncGuard(self._async, until),
             base_url=self._base_url,
@@ -155,9 +150,13 @@ class OutgoingHttp:
         )
 
     def sync_client(self, until: float, traceparent: str | None) -> httpx.Client:
-        assert self._sync is not None
+        """On any thread."""
+        with self._lock:
+            if self._sync is None:
+                self._sync = httpx.HTTPTransport(limits=self._limits)
+            transport = self._sync
         return httpx.Client(
-            transport=_Guard(self._sync, until),
+            transport=_Guard(transport, until),
             base_url=self._base_url,
             timeout=_left_s(until),
             headers=_headers(traceparent),
@@ -169,7 +168,7 @@ class OutgoingHttp:
             await self._async.aclose()
         if self._sync is not None:
             self._sync.close()
-        self._async = self._sync = self._tls = None
+        self._async = self._sync = None
 
 
 def _left_s(until: float) -> float:
