@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from session_custody import wire
 from session_custody.core.events import EventDraft, EventKind, ResumeKind, RunResume, RunStart
 from session_custody.core.pin import Limits, Resolved, SentPin, Subject
 from session_custody.core.run import Status
@@ -203,3 +205,27 @@ def resolved(writer: Any, reader: Any, value: dict[str, Any]) -> dict[str, Any]:
     read = fastavro.schemaless_reader(stream, writer, reader)
     assert isinstance(read, dict)
     return read
+
+
+def test_a_released_version_is_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a folder in which today's schema has grown and the one before is released."""
+    for record in RECORDS:
+        (tmp_path / f"{record}.avsc").write_text(json.dumps(raw(record)))
+    (tmp_path / "released").mkdir()
+    (tmp_path / "released" / "RunResume.v1.avsc").write_text(json.dumps(raw("RunResume")))
+    later = raw("RunResume")
+    later["fields"].append({"name": "later", "type": ["null", "string"], "default": None, "doc": "."})
+    (tmp_path / "RunResume.avsc").write_text(json.dumps(later))
+    value = wire.encode_resume(RunResume(correlation_id="run-1", kind=ResumeKind.CONTINUE))
+    monkeypatch.setattr(schemas, "schemas_dir", lambda: tmp_path)
+    caches = (schemas.current, schemas.known, schemas._today)
+    for cached in caches:
+        cached.cache_clear()
+    try:
+        decoded = wire.decode_body(value[2:10], value[10:])
+    finally:
+        monkeypatch.undo()
+        for cached in caches:
+            cached.cache_clear()
+    assert decoded["correlation_id"] == "run-1"
+    assert decoded["later"] is None

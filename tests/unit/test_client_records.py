@@ -30,7 +30,8 @@ def test_the_fields_are_those_of_the_wire() -> None:
 
 
 def test_input_is_any_json_value_and_travels_as_its_text() -> None:
-    for value in ("hi", {"a": [1, None]}, 3.5, None, True, []):
+    values: list[object] = ["hi", {"a": [1, None]}, 3.5, None, True, []]
+    for value in values:
         assert json.loads(start_of(input=value).event().input) == value
 
 
