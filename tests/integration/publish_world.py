@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -42,6 +45,7 @@ with warnings.catch_warnings():  # it reads its own files by a function that Pyt
 if TYPE_CHECKING:
     from kafka import ConsumerRecord
 
+ROOT: Final = Path(__file__).parents[2]
 LANE: Final = LaneId(1)
 WAIT_S: Final = 40.0
 SCHEMA: Final = """
@@ -238,6 +242,10 @@ def _outbox_row(row: Any) -> OutboxRow:
     )  # fmt: skip
 
 
+def topics_of(name: str) -> Topics:
+    return Topics(f"{name}.steps", f"{name}.outcomes", f"{name}.dead", f"{name}.cursors")
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """One lane with topics of its own on a real broker."""
@@ -250,7 +258,7 @@ class World:
     @classmethod
     def create(cls, brokers: str, folder: Path, **steps_config: str) -> World:
         name = f"p{uuid4().hex[:8]}"
-        topics = Topics(f"{name}.steps", f"{name}.outcomes", f"{name}.dead", f"{name}.cursors")
+        topics = topics_of(name)
         admin = AdminClient({"bootstrap.servers": brokers})
         new = [
             NewTopic(topics.steps, 3, 1, config=steps_config),
@@ -326,6 +334,20 @@ async def until(condition: Callable[[], object], what: str, wait_s: float = WAIT
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
         await asyncio.sleep(0.01)
+
+
+def child(world: World, fault: str = "", **settings: object) -> subprocess.Popen[bytes]:
+    """See `publish_child`; returns when it owns the lane."""
+    spec = {"brokers": world.brokers, "name": world.name, "file": str(world.ledger.file), "fault": fault}
+    argument = json.dumps({"spec": spec, "settings": settings})
+    epoch = world.ledger.lane()["epoch"]
+    process = subprocess.Popen([sys.executable, "-m", "tests.integration.publish_child", argument], cwd=ROOT)
+    deadline = time.monotonic() + WAIT_S
+    while world.ledger.lane()["epoch"] == epoch:
+        assert process.poll() is None, "the child ended"
+        assert time.monotonic() < deadline, "the child does not acquire the lane"
+        time.sleep(0.02)
+    return process
 
 
 class Running:

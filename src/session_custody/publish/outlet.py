@@ -212,6 +212,8 @@ class TransactionalOutlet(_Sender):
         for record in records:
             self._send_record(record, deadline)
         self._send_cursor(cursor, deadline)
+        # The commit would wait for them too; here the delivery reports are heard first.
+        self._producer.flush(max(deadline - time.monotonic(), 0.001))
         if self._failed:
             self._abort(next(iter(self._failed.values())))
         faults.reach("publication.before", lane_seq=records[-1].lane_seq)
