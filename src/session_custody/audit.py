@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import time
 import uuid
 from collections import defaultdict
@@ -38,6 +39,10 @@ FINDINGS_SHOWN_MAX: Final = 1_000
 TOPIC_SILENT_S: Final = 30.0
 METADATA_S: Final = 30.0
 CONSUME_RECORDS_MAX: Final = 1_000
+
+STUB_HEADER: Final = "custody_stub"
+_SEQ: Final = re.compile(r"[0-9]{1,18}")
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 PublicKeys = Mapping[str, Ed25519PublicKey] | Path | str
 
@@ -71,6 +76,8 @@ class Report:
     """Runs whose beginning was not read, where that was allowed."""
     erased: int
     """Events whose payload and salt are gone: their hash holds, their payload cannot be checked any more."""
+    stubs: int
+    """Events of which the broker refused the payload, or all but the headers."""
     ok: bool
     findings: tuple[Finding, ...]
 
@@ -129,9 +136,15 @@ class _Trail:
         self._findings: list[Finding] = []
         self._events = 0
         self._erased = 0
+        self._stubs = 0
 
     def add(self, record: AuditRecord, *, is_outcome: bool) -> None:
         self._events += 1
+        is_stub = STUB_HEADER in record.headers
+        self._stubs += is_stub
+        if is_stub and not record.value:
+            self._add_bare(record, is_outcome=is_outcome)
+            return
         try:
             event = decode_event(record.value)
             body = hashed_body(record.value)
@@ -144,11 +157,25 @@ class _Trail:
             return
         event_hash = hashlib.sha256(body).digest()
         self._check_envelope(record, event, event_hash)
-        self._check_payload(event, run_id, seq)
+        if not is_stub:
+            self._check_payload(event, run_id, seq)
         if is_outcome:
             self._check_signature(event, run_id, seq, event_hash)
         kind = EventKind.OUTCOME if is_outcome else _kind(event["kind"])
         self._links[run_id].append(Link(seq, kind, event_hash, event["prev_hash"]))
+
+    def _add_bare(self, record: AuditRecord, *, is_outcome: bool) -> None:
+        # The headers keep the chain whole: the next event names the hash that they tell.
+        run_id, _, seq = record.headers.get("ce_id", b"").decode("utf-8", "replace").rpartition("/")
+        event_hash = record.headers.get(HASH_HEADER, b"").decode("ascii", "replace")
+        if not run_id or not _SEQ.fullmatch(seq) or not _HASH.fullmatch(event_hash):
+            self._found(Fault.UNREADABLE, run_id, 0, "a stub without the event's ce_id and hash")
+            return
+        if is_outcome:
+            detail = "only a stub of the outcome is there; its signature cannot be checked"
+            self._found(Fault.BAD_SIGNATURE, run_id, int(seq), detail)
+        kind = EventKind.OUTCOME if is_outcome else None
+        self._links[run_id].append(Link(int(seq), kind, bytes.fromhex(event_hash), None, stub=True))
 
     def report(self, *, from_start: bool, expect_outcomes: bool) -> Report:
         findings = list(self._findings)
@@ -174,6 +201,7 @@ class _Trail:
             missing_outcomes=missing,
             cut_off=cut_off,
             erased=self._erased,
+            stubs=self._stubs,
             ok=not findings,
             findings=tuple(findings[:FINDINGS_SHOWN_MAX]),
         )

@@ -224,6 +224,30 @@ def test_what_cannot_be_read_is_reported_and_stops_nothing(trail: Trail) -> None
     assert report.runs == 3
 
 
+def stub_of(record: AuditRecord, value: bytes) -> AuditRecord:
+    return replace(record, value=value, headers={**record.headers, "custody_stub": b"MSG_SIZE_TOO_LARGE"})
+
+
+def test_what_the_broker_refused_stands_as_a_stub_in_a_whole_chain(trail: Trail) -> None:
+    record = trail.steps[1]
+    event = wire.decode_event(record.value)
+    bare = wire.published_value(record.value[2:10], wire.hashed_body(record.value), None, event["salt"], None)
+    trail.steps[1] = stub_of(record, bare)
+    trail.steps[4] = stub_of(trail.steps[4], b"")
+    report = trail.verified()
+    assert (report.findings, report.stubs, report.ok) == ((), 2, True)
+
+
+def test_a_stub_hides_no_outcome_and_no_other_event(trail: Trail) -> None:
+    trail.outcomes[0] = stub_of(trail.outcomes[0], b"")
+    trail.steps[4] = stub_of(trail.steps[5], b"")
+    trail.steps[8] = AuditRecord(b"", None, {"custody_stub": b"x"})
+    report = trail.verified()
+    assert (report.bad_signatures, report.unreadable) == (1, 1)
+    assert report.gaps == 2
+    assert not report.ok
+
+
 def test_a_trail_may_begin_in_the_middle_where_that_was_asked_for(trail: Trail) -> None:
     del trail.steps[:2]
     report = trail.verified(from_start=False)

@@ -102,5 +102,12 @@ def test_a_beginning_may_be_cut_off_where_that_was_asked_for() -> None:
     assert faults(check_run("run-1", WHOLE[2:])) == [Fault.GAP]
 
 
+def test_a_stub_keeps_the_chain_whole() -> None:
+    stub = Link(2, None, WHOLE[1].hash, None, stub=True)
+    assert check_run("run-1", [WHOLE[0], stub, *WHOLE[2:]]).findings == ()
+    lying = Link(2, None, b"x" * 32, None, stub=True)
+    assert faults(check_run("run-1", [WHOLE[0], lying, *WHOLE[2:]])) == [Fault.BREAK]
+
+
 def test_no_events_are_no_faults() -> None:
     assert check_run("run-1", []).findings == ()

@@ -41,12 +41,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What the chain needs to know of an event. `kind` is None for one that is newer than this reader."""
+    """What the chain needs to know of an event. `kind` is None for one that is newer than this reader.
+
+    `stub`: the event itself was refused by the broker; only its hash is known, not what it names before it.
+    """
 
     event_seq: int
     kind: EventKind | None
     hash: bytes
     prev_hash: bytes | None
+    stub: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ def _joint(run_id: str, before: Link | None, link: Link, *, from_start: bool) ->
     elif seq == 1:
         if link.prev_hash is not None:
             yield Finding(Fault.BREAK, run_id, seq, "the first event names one before it")
-    elif link.prev_hash is None:
+    elif link.prev_hash is None and not link.stub:
         yield Finding(Fault.BREAK, run_id, seq, "the event names none before it")
     expected = 1 if before is None else before.event_seq + 1
     if seq > expected and (before is not None or from_start):
