@@ -37,7 +37,7 @@ class Tool(Generic[P, R]):
         self.function = function
         self.is_async = inspect.iscoroutinefunction(function)
         self.input_model = input_model(function, self.endpoint)
-        self.spec = _spec(self.endpoint, name, function, declared, schema_of(self.input_model))
+        self.spec = _spec(self.endpoint, name, function, declared, schema_of(self.input_model, self.endpoint))
         self.reconciler: Callable[..., Any] | None = None
         self.__name__, self.__module__, self.__doc__ = name, module, function.__doc__
         self.__wrapped__ = function

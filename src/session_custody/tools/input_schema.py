@@ -49,9 +49,12 @@ def input_model(function: Callable[..., Any], where: str) -> type[BaseModel]:
 _CONFIG: Final = ConfigDict(extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=False)
 
 
-def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+def schema_of(model: type[BaseModel], where: str) -> dict[str, Any]:
     """Its JSON Schema without the titles that pydantic makes up: every one would be tokens at each turn."""
-    schema = model.model_json_schema()
+    try:
+        schema = model.model_json_schema()
+    except Exception as error:  # noqa: BLE001 - as above
+        raise ContractInvalid(where, f"the type hints are no JSON Schema ({type(error).__name__})") from None
     schema.setdefault("additionalProperties", False)
     return _untitled(schema)
 
