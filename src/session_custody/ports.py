@@ -472,6 +472,11 @@ class RunStore(Protocol):
     async def signals_for(self, run_ids: Sequence[RunId]) -> Sequence[Signal]:
         """Unconsumed signals of live runs."""
 
+    async def sweep_orphans(self, fence: LaneFence, hold_s: float, limit: int = 500) -> int:
+        """Dead-letter resumes that arrived on this lane and whose start did not come within the hold; how
+        many. Fenced, numbered in the lane's sequence. Call it every minute or so (DESIGN 5).
+        """
+
     async def now(self) -> datetime: ...
     async def progress(self) -> Progress: ...
     async def first_steps_after(self, run_ids: Sequence[str], moment: datetime) -> Mapping[str, datetime]:

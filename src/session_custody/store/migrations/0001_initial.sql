@@ -303,12 +303,12 @@ create table custody.tombstone (
 
 -- Must stand where it is called only when the fence failed; volatile, so that it is not called at planning.
 -- Reads the lane again: after a wait the statement's snapshot is older than the row.
-create function custody.refuse_fence(lane bigint) returns bigint language plpgsql volatile as $$
+create function custody.refuse_fence(asked bigint) returns bigint language plpgsql volatile as $$
 declare
   stands custody.lane;
 begin
-  select * into stands from custody.lane where lane_id = lane;
-  raise exception 'lane % has another owner, generation or offset', lane using
+  select l.* into stands from custody.lane l where l.lane_id = asked;
+  raise exception 'lane % has another owner, generation or offset', asked using
     errcode = 'CU010',
     detail = json_build_object('owner', stands.owner, 'epoch', stands.epoch, 'topic_id', stands.topic_id,
                                'input_offset', stands.input_offset)::text;
