@@ -92,6 +92,7 @@ class FakeStore:
         self.down = False
         self.refuse: Callable[[AdmissionBatch, Decided], None] = lambda batch, decided: None
         self.acquires: list[UUID] = []
+        self.swept: list[tuple[int, float]] = []
         self._something = asyncio.Event()
 
     @contextmanager
@@ -172,6 +173,11 @@ class FakeStore:
         row = self.lanes[fence.lane_id]
         if row.owner == fence.owner:
             self.lanes[fence.lane_id] = replace(row, owner=None)
+
+    async def sweep_orphans(self, fence: LaneFence, hold_s: float, limit: int = 500) -> int:
+        self._fenced(fence)
+        self.swept.append((fence.key.partition, hold_s))
+        return 0
 
     # admission
 

@@ -469,6 +469,13 @@ async def test_a_moved_input_offset_is_told_to_intake() -> None:
         await it.until(lambda: ("check", 0, 33) in it.intake.did)
 
 
+async def test_held_resumes_of_every_owned_lane_are_looked_through() -> None:
+    async with lanes(replace(TIMINGS, sweep_s=0.02, orphan_hold_s=7.0)) as it:
+        it.assign(1)
+        await it.until(lambda: {(0, 7.0), (1, 7.0)} <= set(it.store.swept))
+        assert it.fatal == []
+
+
 async def test_a_fence_of_the_fakes_is_like_a_lanes() -> None:
     store = FakeStore()
     fence = await a_lane(store)

@@ -107,6 +107,7 @@ class LaneKeeper:
             ("reconcile", self._reconcile.run()),
             ("lane heartbeats", self._every(self._timings.heartbeat_s, self._heartbeats)),
             ("topic generation", self._every(self._timings.generation_check_s, self._check_generation)),
+            ("orphan sweep", self._every(self._timings.sweep_s, self._sweep_orphans)),
             ("listen", self._listen()),
         ):
             self._tasks.append(asyncio.create_task(work, name=name))
@@ -266,6 +267,16 @@ class LaneKeeper:
         if not row.unclean_ends:
             standing.cleared()
         self._intake.check(fence, mark, row.input_offset)
+
+    async def _sweep_orphans(self) -> None:
+        """Resumes whose start did not come become dead letters; whose start came meanwhile, signals."""
+        for standing in self._incarnations():
+            if standing.dispatches:
+                try:
+                    await self._store.sweep_orphans(standing.fence, self._timings.orphan_hold_s)
+                except LaneLost:
+                    standing.lose()
+        self._reconcile.ring()
 
     async def _check_generation(self) -> None:
         standing = [t for t in self._tenures.values() if t.incarnation is not None and t.assigned]

@@ -31,6 +31,9 @@ class LaneTimings:
     heartbeat_s: float = 3.0
     reconcile_s: float = 0.5
     generation_check_s: float = 30.0
+    sweep_s: float = 10.0
+    """How often held resumes are looked through: bound to a run that came beside them, or given up."""
+    orphan_hold_s: float = bounds.ORPHAN_HOLD_S
     retry_first_s: float = 0.2
     retry_max_s: float = 5.0
     run_retry_first_s: float = 0.5
