@@ -98,7 +98,8 @@ class _Reader:
             loader.dispose()
 
     def _value(self, loader: _PlainLoader, node: yaml.Node, place: Place) -> Any:
-        line = node.start_mark.line + 1
+        # an alias is the node that it stands for: its own line is that of its key
+        line = self.lines.get(place, node.start_mark.line + 1)
         if id(node) in self._seen:
             raise self._invalid(line, "aliases are not taken")
         self._seen.add(id(node))

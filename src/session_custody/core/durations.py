@@ -7,12 +7,12 @@ from typing import Final
 
 _UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 PATTERN: Final = r"^[0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h|d)$"
-_DURATION: Final = re.compile(PATTERN)
+_DURATION: Final = re.compile(PATTERN.strip("^$"))
 
 
 def seconds_of(text: str) -> float:
     """`"2m"` -> 120.0. A number without its unit is refused: nobody should have to guess it."""
-    found = _DURATION.match(text)
+    found = _DURATION.fullmatch(text)
     if found is None:
         raise ValueError("is a duration: a number and its unit, like 150ms, 5s, 2m, 24h or 7d")
     unit = found.group(2)

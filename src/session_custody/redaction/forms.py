@@ -16,7 +16,7 @@ _BITS_OF_CHAR: Final = 6
 
 
 def forms_of(value: str) -> set[str]:
-    """Every form that can be told in advance. Random escapes are `escaped_pattern`'s."""
+    """Every form that can be told in advance. Escapes of single characters are `escaped_pattern`'s."""
     raw = value.encode("utf-8", "surrogatepass")
     forms = {value, repr(value)[1:-1], value.replace("'", "''"), raw.hex(), raw.hex().upper()}
     for ascii_only in (True, False):
@@ -40,8 +40,12 @@ def _base64_inside(raw: bytes, offset: int) -> str:
 
 
 def escaped_pattern(value: str) -> str:
-    r"""A pattern for the value with any of its characters written as \uXXXX, in either case."""
-    return "".join(f"(?:{re.escape(char)}|{_unicode_escape(char)})" for char in value)
+    r"""A pattern for the value with any of its characters written as \uXXXX or %XX, in either case."""
+    return "".join(f"(?:{re.escape(char)}|{_unicode_escape(char)}|{_percent(char)})" for char in value)
+
+
+def _percent(char: str) -> str:
+    return "".join(f"%(?i:{byte:02x})" for byte in char.encode("utf-8", "surrogatepass"))
 
 
 def _unicode_escape(char: str) -> str:

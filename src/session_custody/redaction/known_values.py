@@ -23,6 +23,7 @@ VALUE_CHARS_MAX: Final = 64 * 1024
 VALUES_MAX: Final = 2_000
 MARK_CHARS: Final = 8
 _WORD: Final = re.compile(r"[A-Za-z]+|[0-9]+")
+_ESCAPE: Final = re.compile(r"\\u[0-9A-Fa-f]{4}|%[0-9A-Fa-f]{2}")
 
 
 class KnownValues:
@@ -66,7 +67,7 @@ class KnownValues:
         pattern, marks = self._pattern, self._marks
         if pattern is not None and any(form in masked for form in self._forms):
             masked = pattern.sub(lambda found: marks.get(found.group(), "[redacted]"), masked)
-        if "\\u" in masked:
+        if _ESCAPE.search(masked) is not None:
             for escaped, mark in self._escaped:
                 masked = escaped.sub(mark, masked)
         if masked != text:
