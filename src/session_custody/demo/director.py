@@ -226,15 +226,16 @@ class Director:
 
     async def finish(self) -> None:
         deadline = time.monotonic() + FINISH_WAIT_S
-        told = 0.0
+        told, told_at = "", 0.0
         while True:
             now = await self.store.progress()
             ended = sum(count for status, count in now.by_status.items() if status.terminal)
             if ended >= self.options.runs:
                 return
-            if time.monotonic() - told > 1:
-                told = time.monotonic()
-                say(", ".join(f"{count} {status.value}" for status, count in sorted(now.by_status.items())))
+            line = ", ".join(f"{count} {status.value}" for status, count in sorted(now.by_status.items()))
+            if line != told and time.monotonic() - told_at > 1:
+                told, told_at = line, time.monotonic()
+                say(line)
             if time.monotonic() > deadline:
                 raise Unavailable(
                     "the end of all runs", f"{ended} of {self.options.runs} in {FINISH_WAIT_S:.0f} s"
