@@ -8,9 +8,10 @@ of anybody else.
 
 from __future__ import annotations
 
-import threading
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache
 from typing import Final, TypeVar
 
 import httpx
@@ -132,15 +133,13 @@ class OutgoingHttp:
 
     def __init__(self, base_url: str | None) -> None:
         self._base_url = base_url or ""
-        self._limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=64)
-        self._lock = threading.Lock()
-        self._async: httpx.AsyncHTTPTransport | None = None
-        self._sync: httpx.HTTPTransport | None = None
+        # Now and not at the first call: reading the certificates takes longer than some calls may.
+        limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=64)
+        self._async = httpx.AsyncHTTPTransport(verify=_tls(), limits=limits)
+        self._sync = httpx.HTTPTransport(verify=_tls(), limits=limits)
 
     def async_client(self, until: float, traceparent: str | None) -> httpx.AsyncClient:
         """On the event loop."""
-        if self._async is None:
-            self._async = httpx.AsyncHTTPTransport(limits=self._limits)
         return httpx.AsyncClient(
             transport=_AsyncGuard(self._async, until),
             base_url=self._base_url,
@@ -151,12 +150,8 @@ class OutgoingHttp:
 
     def sync_client(self, until: float, traceparent: str | None) -> httpx.Client:
         """On any thread."""
-        with self._lock:
-            if self._sync is None:
-                self._sync = httpx.HTTPTransport(limits=self._limits)
-            transport = self._sync
         return httpx.Client(
-            transport=_Guard(transport, until),
+            transport=_Guard(self._sync, until),
             base_url=self._base_url,
             timeout=_left_s(until),
             headers=_headers(traceparent),
@@ -164,11 +159,13 @@ class OutgoingHttp:
         )
 
     async def close(self) -> None:
-        if self._async is not None:
-            await self._async.aclose()
-        if self._sync is not None:
-            self._sync.close()
-        self._async = self._sync = None
+        await self._async.aclose()
+        self._sync.close()
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
 
 
 def _left_s(until: float) -> float:
