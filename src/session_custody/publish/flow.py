@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from session_custody.core.errors import RecordRejected
+from session_custody.core.errors import RecordRejected, Unavailable
 from session_custody.ports import OutboxDeadLetter, OutboxRow
 from session_custody.publish.beginning import Begun
 from session_custody.publish.floor import Floor, FloorKeeper
@@ -46,7 +47,14 @@ class Flow:
     def end(self) -> None:
         self._gauges.remove()
 
-    async def measure(self) -> None:
+    async def back_off(self, detail: str) -> None:
+        """Something failed: count it, measure what waits, and wait."""
+        self._trouble.failed(detail)
+        with contextlib.suppress(Unavailable):
+            await self._measure()
+        await wait(self._means.urgent, self._trouble.wait_s())
+
+    async def _measure(self) -> None:
         """While nothing can be published: how much waits, and since when. Raises Unavailable."""
         means = self._means
         lane = await means.store.read_lane(means.fence.lane_id)
@@ -164,8 +172,7 @@ class Flow:
     async def _hold(self, cause: str, detail: str) -> None:
         STATION_ERRORS.labels("12", cause).inc()
         log.warning("a batch was not published", lane=self._means.lane, cause=cause, detail=detail)
-        self._trouble.failed(detail)
-        await wait(self._means.urgent, self._trouble.wait_s())
+        await self.back_off(detail)
 
 
 def _size(row: OutboxRow) -> int:

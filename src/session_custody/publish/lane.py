@@ -185,13 +185,13 @@ class LanePublisher:
                     return
             except Unavailable as error:
                 self._fence.gate_open = False
-                await self._back_off(str(error))
+                await self._flow.back_off(str(error))
             except OutletGone as gone:
                 PUBLICATION_REBUILDS.labels(gone.cause).inc()
                 log.warning(
                     "publication begins again", lane=self._means.lane, cause=gone.cause, detail=gone.detail
                 )
-                await self._back_off(gone.detail)
+                await self._flow.back_off(gone.detail)
 
     async def _publish_once(self) -> None:
         """Steps 1 to 3 with one producer. Returns when closed."""
@@ -212,12 +212,6 @@ class LanePublisher:
             self._floor.note(begun.floor)
         self._trouble.went_well()
         self._fence.gate_open = True
-
-    async def _back_off(self, detail: str) -> None:
-        self._trouble.failed(detail)
-        with contextlib.suppress(Unavailable):
-            await self._flow.measure()
-        await wait(self._means.urgent, self._trouble.wait_s())
 
     async def _stand_closed(self, fault: Fault) -> None:
         """Fail closed for this lane, until an operator's word (`lane adopt-floor`) or a new connection.

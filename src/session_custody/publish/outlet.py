@@ -90,10 +90,12 @@ class _Sender:
             raise OutletGone(error_of(error).name(), _refused_options(error)) from None
         self._call_timeout_s = call_timeout_s
         self._failed: dict[int, KafkaError] = {}
+        self._not_sent: KafkaError | None = None
         self._cursor_offset: int | None = None
 
     def _begin_batch(self) -> float:
         self._failed.clear()
+        self._not_sent = None
         self._cursor_offset = None
         return time.monotonic() + self._call_timeout_s
 
@@ -131,7 +133,7 @@ class _Sender:
                 self._producer.poll(QUEUE_FULL_POLL_S)
             except KafkaException as exception:
                 # too large for this client, or the transaction is broken already: then its end tells why
-                self._failed[lane_seq] = error_of(exception)
+                self._failed[lane_seq] = self._not_sent = error_of(exception)
                 return
 
     def _report(self, lane_seq: int, error: KafkaError | None, _: Message) -> None:
@@ -212,10 +214,12 @@ class TransactionalOutlet(_Sender):
         for record in records:
             self._send_record(record, deadline)
         self._send_cursor(cursor, deadline)
-        # The commit would wait for them too; here the delivery reports are heard first.
+        # The commit would wait for them too; here the delivery reports are heard first. A record that never
+        # entered the transaction must end it, or the commit would succeed without it; what failed on its way
+        # makes the commit fail, and only that error tells why.
         self._producer.flush(max(deadline - time.monotonic(), 0.001))
-        if self._failed:
-            self._abort(next(iter(self._failed.values())))
+        if self._not_sent is not None:
+            self._abort(self._not_sent)
         faults.reach("publication.before", lane_seq=records[-1].lane_seq)
         self._commit(deadline)
         faults.reach("publication.after", lane_seq=records[-1].lane_seq)
