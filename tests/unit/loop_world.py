@@ -218,7 +218,7 @@ class World:
                 driver = self.load(suspects=suspects)
                 if driver is None:
                     continue
-            if isinstance(driver.command, commands.Pause):
+            if isinstance(driver.command, commands.Pause) and not (driver.command.gate and self.gate_open):
                 self.seconds = max(self.seconds, (driver.command.until - EPOCH).total_seconds())
             self.step(driver)
         raise AssertionError("the run never rests")
@@ -405,8 +405,10 @@ class World:
         self.tell(SignalKind.TOOL_RESULT, **body)
 
     def land(self, one: InFlight) -> None:
-        """A request in flight takes effect (or is refused) at the tool."""
+        """A request in flight takes effect (or is refused) at the tool; not when its time is over."""
         self.in_flight.remove(one)
+        if one.until is not None and self.seconds >= one.until:
+            return
         landed = one.tool.land(one.key, unseen=one.unseen)
         if one.until is None:
             self.late(one.key, calls.Returned(self.value) if landed else calls.ToolErrored("barred"))
