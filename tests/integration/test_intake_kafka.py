@@ -17,7 +17,7 @@ from session_custody.core.pin import RunId
 from session_custody.devstack import Address
 from session_custody.intake.topic import AdminInputTopic
 from session_custody.wire import encode_start
-from tests.integration.intake_worker import TIMINGS, Worker, produce, worker
+from tests.integration.intake_worker import Worker, produce, worker
 from tests.unit.intake_fakes import FakeStore
 from tests.unit.intake_records import start
 
@@ -201,7 +201,7 @@ async def test_an_outage_of_the_store_pauses_intake_and_the_poll_thread_goes_on(
         await it.until(lambda: len(owned(it)) == PARTITIONS, 40)
         with store.outage():
             produce(kafka_server.url, topic, starts(*ids("a", 200)))
-            await asyncio.sleep(3 * TIMINGS.heartbeat_s)
+            await it.until(lambda: store.refused >= 20)
             state = it.intake.health()
             assert state is not None
             assert state.beat_age_s < 1.0

@@ -93,6 +93,10 @@ class FakeStore:
         self.refuse: Callable[[AdmissionBatch, Decided], None] = lambda batch, decided: None
         self.acquires: list[UUID] = []
         self.swept: list[tuple[int, float]] = []
+        self.looks = 0
+        """Times that what is due was asked for."""
+        self.refused = 0
+        """Statements that met an outage."""
         self._something = asyncio.Event()
 
     @contextmanager
@@ -214,6 +218,7 @@ class FakeStore:
         self, lane_ids: Sequence[LaneId], live: Sequence[RunId], limit: int
     ) -> Sequence[tuple[RunId, LaneId]]:
         self._statement()
+        self.looks += 1
         spoken = {signal.run_id for place, signal in enumerate(self.signals) if place not in self.consumed}
         due = [
             (run_id, lane_id)
@@ -230,6 +235,9 @@ class FakeStore:
 
     async def signals_for(self, run_ids: Sequence[RunId]) -> Sequence[Signal]:
         self._statement()
+        return self._said(run_ids)
+
+    def _said(self, run_ids: Sequence[RunId]) -> list[Signal]:
         return [
             Signal(place, signal.run_id, signal.kind, signal.body, signal.causation_id, NOW, None)
             for place, signal in enumerate(self.signals)
@@ -247,7 +255,7 @@ class FakeStore:
             lane_id=lane_id,
             checkpoint=self.checkpoints[run_id],
             steps=(),
-            signals=(),
+            signals=tuple(self._said([run_id])),
             traceparent=run.traceparent,
             start_ce_id=run.start_ce_id,
             db_now=NOW,
@@ -256,12 +264,14 @@ class FakeStore:
     def ends(self, run_id: RunId, fence: LaneFence) -> None:
         """What a driver's last commit does."""
         self._fenced(fence)
+        self.consumed |= {place for place, signal in enumerate(self.signals) if signal.run_id == run_id}
         point = self.checkpoints[run_id]
         self.checkpoints[run_id] = replace(point, status=Status.SUCCEEDED, version=point.version + 1)
 
     def _statement(self) -> None:
         self._something.set()
         if self.down:
+            self.refused += 1
             raise Unavailable("postgres")
 
     def _fenced(self, fence: LaneFence) -> LaneRow:

@@ -156,7 +156,7 @@ async def test_an_outage_pauses_the_partition_and_dead_letters_nothing() -> None
         it.store.down = True
         it.it.feed(starts(0, 2))
         await it.until(lambda: it.side.pauses == [(Pause.OUTAGE, True)])
-        await asyncio.sleep(0.05)
+        await it.until(lambda: it.store.refused >= 3)
         assert it.side.offsets == []
         it.store.down = False
         await it.admitted(2)
@@ -231,6 +231,7 @@ async def test_a_broken_invariant_is_fatal() -> None:
     it.it.feed(starts(0, 1))
     await it.until(lambda: len(it.side.fatal) == 1)
     await it.it.close(1.0)
+    assert isinstance(it.side.fatal[0], InvariantBroken)
 
 
 async def test_closing_lets_the_batch_in_flight_end_and_begins_no_other() -> None:

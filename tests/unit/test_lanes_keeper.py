@@ -130,6 +130,11 @@ class Lanes:
     async def opened(self, partition: int = 0, times: int = 1) -> None:
         await self.until(lambda: self.opens(partition) >= times)
 
+    async def looked(self, times: int) -> None:
+        """The reconcile has looked so many times more."""
+        until = self.store.looks + times
+        await self.until(lambda: self.store.looks >= until)
+
     def opens(self, partition: int = 0) -> int:
         return sum(did[:2] == ("open", partition) for did in self.intake.did)
 
@@ -333,10 +338,8 @@ async def test_signals_reach_the_live_run_once() -> None:
         async with asyncio.timeout(WITHIN_S):
             await inbox.wait()
         assert [signal.kind for signal in inbox.take()] == [SignalKind.CANCEL]
-        before = len(it.store.batches)
-        await asyncio.sleep(3 * TIMINGS.reconcile_s)
+        await it.looked(3)
         assert inbox.take() == ()
-        assert before == len(it.store.batches)
         it.driver.free.set()
 
 
@@ -363,6 +366,7 @@ async def test_unclean_ends_are_forgotten_after_a_while_alive() -> None:
         it.store.lanes[row.lane_id] = replace(row, owner=uuid4(), unclean_ends=1)
         it.assign(0)
         await it.opened()
+        assert it.keeper.health().suspects == (0,)
         await it.until(lambda: it.store.row_of(0).unclean_ends == 0)
         await it.until(lambda: it.keeper.health().suspects == ())
 
@@ -381,18 +385,22 @@ async def test_beyond_the_soft_bound_no_new_run_begins_but_a_cancelled_one_does(
     async with lanes(replace(TIMINGS, backlog_soft=10, backlog_hard=100)) as it:
         it.publications[0].backlog = 11
         await it.admit("run-1", "run-2")
-        await it.until(lambda: len(it.store.runs) == 2)
-        it.store.signals.clear()
-        await asyncio.sleep(5 * TIMINGS.reconcile_s)
+        await it.looked(3)
         assert it.driven == []
+        it.say("run-2")
+        await it.until(lambda: it.driven == ["run-2"])
+        await it.looked(3)
+        assert it.driven == ["run-2"]
         it.publications[0].backlog = 10
-        await it.until(lambda: len(it.driven) == 2)
+        await it.until(lambda: it.driven == ["run-2", "run-1"])
 
 
 async def test_the_hard_bound_pauses_intake_and_ends_the_pause() -> None:
     async with lanes(replace(TIMINGS, backlog_soft=10, backlog_hard=100)) as it:
         it.publications[0].backlog = 100
         await it.until(lambda: it.intake.held.get(0) is True)
+        await it.looked(2)
+        assert it.intake.held == {0: True}
         it.publications[0].backlog = 99
         await it.until(lambda: it.intake.held.get(0) is False)
 
@@ -421,7 +429,7 @@ async def test_an_outage_of_postgres_pauses_everything_and_loses_nothing() -> No
         it.driver.hold = True
         await it.admit("run-1")
         it.store.down = True
-        await asyncio.sleep(5 * TIMINGS.reconcile_s)
+        await it.until(lambda: it.store.refused >= 5)
         it.store.down = False
         it.driver.free.set()
         await it.until(lambda: it.driven == ["run-1"])
@@ -433,7 +441,7 @@ async def test_a_lane_that_cannot_be_acquired_during_an_outage_is_acquired_after
     async with lanes(assign=False) as it:
         it.store.down = True
         it.assign(0)
-        await asyncio.sleep(5 * TIMINGS.retry_max_s)
+        await it.until(lambda: it.store.refused >= 3)
         assert it.opens() == 0
         it.store.down = False
         await it.opened()
@@ -458,7 +466,8 @@ async def test_stopping_drains_every_lane() -> None:
     assert all(row.owner is None for row in it.store.lanes.values())
     assert {did[1] for did in it.intake.did if did[0] == "close"} == {0, 1, 2}
     it.keeper.assigned([4])
-    await asyncio.sleep(0.01)
+    await asyncio.to_thread(it.keeper.revoked, [4], 0.1)  # behind it on the loop
+    assert it.keeper.health().assigned == ()
     assert LaneId(4) not in it.store.lanes
 
 

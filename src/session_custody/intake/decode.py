@@ -71,6 +71,8 @@ def _event(record: Record, headers: InputHeaders) -> RunStart | RunResume:
     if headers.forbidden:
         names = ", ".join(headers.forbidden)
         raise RecordRejected(RejectReason.TOKEN_REFUSED, f"headers that carry a credential: {names}")
+    if record.unreadable:
+        raise RecordRejected(RejectReason.UNDECODABLE, "a header's name is no UTF-8")
     event = decode_input(record.value)
     admission.check_key(record.key, event)
     admission.check_shape(event)

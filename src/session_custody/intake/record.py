@@ -16,7 +16,9 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Exact bytes and place. `recorded_at`: the record's timestamp, aware UTC."""
+    """Exact bytes and place. `recorded_at`: the record's timestamp, aware UTC. `unreadable`: the client could
+    not hand its headers over (a name that is no UTF-8).
+    """
 
     partition: int
     offset: int
@@ -24,6 +26,7 @@ class Record:
     value: bytes | None
     headers: Headers
     recorded_at: datetime | None
+    unreadable: bool = False
 
     @property
     def size(self) -> int:
@@ -31,17 +34,26 @@ class Record:
 
 
 def from_message(message: Message) -> Record:
-    """A record of a message without an error. A timestamp that no calendar holds counts as none."""
+    """A record of a message without an error; raises nothing, whatever a producer sent: the poll thread would
+    meet it again and again. A timestamp that no calendar holds counts as none.
+    """
     partition, offset = message.partition(), message.offset()
     assert partition is not None
     assert offset is not None
+    headers: Headers = ()
+    unreadable = False
+    try:
+        headers = tuple((name, _octets(value)) for name, value in _pairs(message))
+    except Exception:  # noqa: BLE001 - the record is refused for it (I13), its neighbours go on (I16)
+        unreadable = True
     return Record(
         partition=partition,
         offset=offset,
         key=_octets(message.key()),
         value=_octets(message.value()),
-        headers=tuple((name, _octets(value)) for name, value in _pairs(message)),
+        headers=headers,
         recorded_at=_moment(*message.timestamp()),
+        unreadable=unreadable,
     )
 
 
