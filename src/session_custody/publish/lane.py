@@ -28,7 +28,7 @@ import contextlib
 import time
 from typing import Final
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from session_custody.core.errors import InvariantBroken, LaneLost, Unavailable
 from session_custody.ports import CursorCheck, LaneFence, LaneKey
@@ -41,7 +41,7 @@ from session_custody.publish.outbox import OutboxStore
 from session_custody.publish.outlet import OutletGone
 from session_custody.publish.protocol import STORE_WENT_BACK, Fault
 from session_custody.publish.records import Frames, Topics
-from session_custody.publish.refusals import setting_of
+from session_custody.publish.refusals import error_of, setting_of, told
 from session_custody.publish.thread import OneThread
 from session_custody.publish.trouble import Trouble
 from session_custody.publish.tuning import PublishSettings
@@ -187,11 +187,14 @@ class LanePublisher:
                 self._fence.gate_open = False
                 await self._flow.back_off(str(error))
             except OutletGone as gone:
-                PUBLICATION_REBUILDS.labels(gone.cause).inc()
-                log.warning(
-                    "publication begins again", lane=self._means.lane, cause=gone.cause, detail=gone.detail
-                )
-                await self._flow.back_off(gone.detail)
+                await self._begin_again(gone.cause, gone.detail)
+            except KafkaException as exception:  # of a call that nobody expected to fail
+                await self._begin_again(error_of(exception).name(), told(error_of(exception)))
+
+    async def _begin_again(self, cause: str, detail: str) -> None:
+        PUBLICATION_REBUILDS.labels(cause).inc()
+        log.warning("publication begins again", lane=self._means.lane, cause=cause, detail=detail)
+        await self._flow.back_off(detail)
 
     async def _publish_once(self) -> None:
         """Steps 1 to 3 with one producer. Returns when closed."""

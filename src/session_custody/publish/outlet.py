@@ -14,6 +14,7 @@ executed late, and only a newly initialised producer fences it off.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class _Sender:
             except BufferError:  # the local queue is full: let delivery reports empty it
                 if time.monotonic() >= deadline:
                     raise OutletGone("_QUEUE_FULL", "Kafka takes no records") from None
-                self._producer.poll(QUEUE_FULL_POLL_S)
+                self._poll(QUEUE_FULL_POLL_S)
             except KafkaException as exception:
                 # too large for this client, or the transaction is broken already: then its end tells why
                 self._failed[lane_seq] = self._not_sent = error_of(exception)
@@ -165,8 +166,18 @@ class _Sender:
             raise OutletGone("no_report", "Kafka did not say where the cursor stands")
         return self._cursor_offset
 
-    def _poll(self) -> None:
-        self._producer.poll(0)  # error_cb is called from here only
+    def _poll(self, wait_s: float = 0.0) -> None:
+        """Let delivery reports and error_cb be heard. A fatal error is raised here too: the next call on the
+        transaction says it better.
+        """
+        with contextlib.suppress(KafkaException):
+            self._producer.poll(wait_s)
+
+    def _flush(self, deadline: float) -> int:
+        """Records still under way at the deadline."""
+        with contextlib.suppress(KafkaException):
+            return self._producer.flush(max(deadline - time.monotonic(), 0.001))
+        return len(self._producer)
 
     @property
     def _producer(self) -> Producer:
@@ -179,8 +190,9 @@ class _Sender:
         if producer is not None:
             # not close(): it would wait for the end of what is thrown away. librdkafka's threads and
             # connections end when the last reference goes, here.
-            producer.purge(blocking=False)
-            producer.poll(0)
+            with contextlib.suppress(KafkaException):
+                producer.purge(blocking=False)
+                producer.poll(0)
 
 
 class TransactionalOutlet(_Sender):
@@ -197,7 +209,7 @@ class TransactionalOutlet(_Sender):
                 self._poll()
                 if not error.retriable() or error.code() in TIMEOUTS or time.monotonic() >= deadline:
                     raise OutletGone(error.name(), told(error)) from None
-                self._producer.poll(RETRY_POLL_S)
+                self._poll(RETRY_POLL_S)
 
     def claim(self, record: CursorRecord) -> None:
         deadline = self._begin_batch()
@@ -217,7 +229,7 @@ class TransactionalOutlet(_Sender):
         # The commit would wait for them too; here the delivery reports are heard first. A record that never
         # entered the transaction must end it, or the commit would succeed without it; what failed on its way
         # makes the commit fail, and only that error tells why.
-        self._producer.flush(max(deadline - time.monotonic(), 0.001))
+        self._flush(deadline)
         if self._not_sent is not None:
             self._abort(self._not_sent)
         faults.reach("publication.before", lane_seq=records[-1].lane_seq)
@@ -244,7 +256,7 @@ class TransactionalOutlet(_Sender):
                 self._abort(error)
             if not error.retriable() or time.monotonic() >= deadline:
                 raise OutletGone(error.name(), self._why(error))
-            self._producer.poll(RETRY_POLL_S)
+            self._poll(RETRY_POLL_S)
 
     def _abort(self, cause: KafkaError) -> None:
         """End the transaction without effect. Always raises."""
@@ -257,7 +269,7 @@ class TransactionalOutlet(_Sender):
                 error = error_of(exception)
             if error.code() in TIMEOUTS or not error.retriable() or time.monotonic() >= deadline:
                 raise OutletGone(error.name(), self._why(error))
-            self._producer.poll(RETRY_POLL_S)
+            self._poll(RETRY_POLL_S)
         if cause.code() in GONE:
             raise OutletGone(cause.name(), told(cause))
         self._raise_for_records(cause.name(), told(cause))
@@ -286,7 +298,7 @@ class PlainOutlet(_Sender):
         deadline = self._begin_batch()
         self._send_cursor(record, deadline)
         try:
-            self._flush(deadline)
+            self._delivered(deadline)
         except (BatchAborted, RecordsRefused) as error:
             raise OutletGone("claim", str(error)) from None
 
@@ -294,15 +306,15 @@ class PlainOutlet(_Sender):
         deadline = self._begin_batch()
         for record in records:
             self._send_record(record, deadline)
-        self._flush(deadline)
+        self._delivered(deadline)
         faults.reach("publication.before", lane_seq=records[-1].lane_seq)
         self._send_cursor(cursor, deadline)
-        self._flush(deadline)
+        self._delivered(deadline)
         faults.reach("publication.after", lane_seq=records[-1].lane_seq)
         return self._offset()
 
-    def _flush(self, deadline: float) -> None:
-        left = self._producer.flush(max(deadline - time.monotonic(), 0.001))
+    def _delivered(self, deadline: float) -> None:
+        left = self._flush(deadline)
         late = [error for error in self._failed.values() if error.code() in TIMEOUTS]
         if left or late:
             raise OutletGone("_TIMED_OUT", "Kafka did not take the records in time")
