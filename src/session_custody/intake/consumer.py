@@ -200,6 +200,7 @@ class GroupConsumer:
 
     def _live(self) -> None:
         """One consumer from its making to its end."""
+        self._sampled = time.monotonic()
         consumer = Consumer(
             consumer_options(self._setup)
             | {"error_cb": self._heard_error, "on_commit": self._offsets_committed},
@@ -395,6 +396,7 @@ class GroupConsumer:
         if now - self._sampled < SAMPLE_INTERVAL_S:
             return
         self._sampled = now
+        self._fatal = None  # this consumer has lived for a while
         stalled = []
         for part in self._partitions.values():
             try:

@@ -7,6 +7,7 @@ stream's belongs to an opening that is over, and is read again by the next one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -119,7 +120,8 @@ class Intake:
         self._group().abandon()
         if self._loop is not None:
             # Runs when the event loop answers again: then the group may be joined anew.
-            self._loop.call_soon_threadsafe(self._group().may_return)
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._group().may_return)
 
     def abandoned(self) -> bool:
         return self._group().abandoned()

@@ -4,9 +4,12 @@ more.
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
+
+FORGOTTEN_AFTER_S: Final = 60.0
 
 _CURES: Final = {
     "_AUTHENTICATION": "CUSTODY_KAFKA__SASL_USERNAME: the broker refused these credentials",
@@ -31,9 +34,15 @@ class LastError:
     """What Kafka said last, for health. Written by the poll thread, read by any."""
 
     def __init__(self) -> None:
-        self.text: str | None = None
+        self._said: tuple[str, float] | None = None
+
+    @property
+    def text(self) -> str | None:
+        """None: nothing for a while; what still holds is said again."""
+        said = self._said
+        return said[0] if said is not None and time.monotonic() - said[1] < FORGOTTEN_AFTER_S else None
 
     def note(self, error: object) -> str:
         code = code_of(error)
-        self.text = f"{code}: {_CURES[code]}" if code in _CURES else code
+        self._said = (f"{code}: {_CURES[code]}" if code in _CURES else code, time.monotonic())
         return code

@@ -18,7 +18,14 @@ from session_custody.core.pin import LaneId, RunId
 from session_custody.core.run import Status
 from session_custody.lanes.incarnation import Incarnation
 from session_custody.lanes.liveruns import LiveRuns, Retries
-from session_custody.lanes.timings import DEFERRED_MAX, DUE_MAX, LOAD_CHUNK, SIGNALS_CHUNK, LaneTimings
+from session_custody.lanes.timings import (
+    DEFERRED_MAX,
+    DUE_MAX,
+    LOAD_CHUNK,
+    LOOK_GAP_S,
+    SIGNALS_CHUNK,
+    LaneTimings,
+)
 from session_custody.ports import LoadedRun, RunStore
 from session_custody.telemetry import STATION_ERRORS, log
 
@@ -59,6 +66,7 @@ class Reconcile:
             self._bell.clear()
             try:
                 await self.look()
+                await asyncio.sleep(LOOK_GAP_S)  # runs that end ring: many of them share a look
             except Unavailable as outage:
                 self._outage(outage)
                 await asyncio.sleep(self._timings.reconcile_s)  # a bell does not speed up an outage

@@ -9,6 +9,8 @@ from session_custody.core import bounds
 
 DUE_MAX: Final = 2_000
 """Ids asked for in one look at what is due."""
+LOOK_GAP_S: Final = 0.01
+"""Least time between two looks at what is due, however often the bell rings."""
 LOAD_CHUNK: Final = 64
 """Runs loaded at once: the first begin before the last are read."""
 SIGNALS_CHUNK: Final = 1_000
