@@ -122,7 +122,7 @@ class GroupConsumer:
     def state(self) -> ConsumerState:
         return ConsumerState(
             assigned=self._assigned,
-            beat_age_s=time.monotonic() - self._beat,
+            beat_age_s=max(0.0, time.monotonic() - self._beat),
             red=self._left or self._fatal,
             stalled=self._stalled,
             last_error=self._errors.text,
@@ -245,6 +245,7 @@ class GroupConsumer:
             # Between a close and the next open a few records may still arrive: the next open seeks back.
             if part is None or Pause.NOT_OPEN in part.reasons:
                 continue
+            faults.reach("record.before", partition=number)
             part.read(records)
             self._apply_pause(consumer, part)
             faults.reach("record.after", partition=number)
@@ -354,7 +355,9 @@ class GroupConsumer:
         if not numbers:
             return
         if not self._abandon.is_set():
+            self._beat = time.monotonic() + self._setup.drain_s  # blocked on purpose: no reason for a restart
             self._lanes.revoked(numbers, self._setup.drain_s)
+            self._beat = time.monotonic()
             self._run_commands(consumer)  # the drain's last admissions
             self._commit_offsets(consumer)
             self._forget(numbers, None)
