@@ -52,6 +52,7 @@ class Signing:
 class Clocks:
     def __init__(self) -> None:
         self.skew_s = 0.0
+        self.held = False
 
     def now(self) -> datetime:
         return datetime.now(UTC) + timedelta(seconds=self.skew_s)

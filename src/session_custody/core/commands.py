@@ -219,7 +219,8 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """`now`: the worker's estimate of database time after the answer came."""
+    """`now`: the worker's estimate of database time after the answer came; deadlines count from it, at the
+    latest."""
 
     now: datetime
 

@@ -316,6 +316,5 @@ def _model_failed(p: Progress, failed: ModelFailed) -> Machine[bool]:
     delay_s = min(MODEL_DELAY_FIRST_S * 2.0 ** (attempts - 1), MODEL_DELAY_MAX_S)
     if failed.retry_after_s is not None:
         delay_s = min(max(failed.retry_after_s, 0.0), bounds.PARK_BACKOFF_MAX_S)
-    p.now = max(p.now, failed.now)
-    p.ask_after = p.now + timedelta(seconds=delay_s)
+    p.ask_after = max(p.now, failed.now) + timedelta(seconds=delay_s)
     return True

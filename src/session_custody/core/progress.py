@@ -203,11 +203,10 @@ class Progress:
             return False
         if not isinstance(fact, Committed):
             raise unexpected(fact, "Commit")
-        self.now = max(self.now, fact.now)
         self.cp = replace(
             new,
-            not_after=_reached(not_after, self.cp.not_after, self.now),
-            wake_at=_reached(wake_at, self.cp.wake_at, self.now),
+            not_after=_reached(not_after, self.cp.not_after, fact.now),
+            wake_at=_reached(wake_at, self.cp.wake_at, fact.now),
         )
         self.drafts.clear()
         self.consumes.clear()

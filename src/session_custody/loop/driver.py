@@ -118,6 +118,7 @@ class _Driving:
             clock=stations.clock,
             mask=stations.mask,
         )
+        self._seen = run.db_now
         self._in_hand: tuple[str, Returned | ToolErrored] | None = None
         """A write's answer that is committed nowhere yet."""
 
@@ -160,12 +161,15 @@ class _Driving:
     # -------------------------------------------------------------- boundaries
 
     def _now(self) -> datetime:
-        return max(self._clock.now(), self._run.db_now)
+        """What timers go by. While the clock is held after a jump it stands still (DESIGN 11)."""
+        if not getattr(self._clock, "held", False):
+            self._seen = max(self._clock.now(), self._run.db_now)
+        return self._seen
 
     def _observe(self, key: str | None) -> Observed:
-        if self._fence.lost:
-            raise _Left
         self._in_hand = None  # the machine went on without a commit: the answer said nothing to keep
+        if self._fence.lost or self._fence.draining:
+            raise _Left
         return Observed(
             self._now(),
             self._inbox.take(),
@@ -174,7 +178,7 @@ class _Driving:
         )
 
     async def _pause(self, until: datetime, *, gate: bool) -> None:
-        while not self._fence.lost:
+        while not (self._fence.lost or self._fence.draining):
             left_s = (until - self._now()).total_seconds()
             if left_s <= 0 or (gate and self._fence.gate_open):
                 return
@@ -198,7 +202,7 @@ class _Driving:
                 return ContractAbsent(str(error))
             except Unavailable as error:
                 STATION_ERRORS.labels(station="decide", error=type(error).__name__).inc()
-                if self._fence.lost:
+                if self._fence.lost or self._fence.draining:
                     raise _Left from None
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, OFFER_BACKOFF_MAX_S)
@@ -243,7 +247,7 @@ class _Driving:
         match answer:
             case CommitAnswer.COMMITTED:
                 self._in_hand = None
-                return Committed(self._now())
+                return Committed(max(self._clock.now(), self._now()))
             case CommitAnswer.UNSTORABLE:
                 STATION_ERRORS.labels(station="result", error="unstorable").inc()
                 log.warning("a row's content was refused", drafts=len(command.drafts))

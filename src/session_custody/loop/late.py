@@ -11,7 +11,7 @@ from typing import Final
 
 from session_custody.core import canonical
 from session_custody.core.calls import ToolAnswer
-from session_custody.core.errors import Unavailable
+from session_custody.core.errors import SignalRefused, Unavailable
 from session_custody.core.pin import RunId
 from session_custody.core.signals import late_result_body
 from session_custody.ports import NewSignal, RunStore, SignalKind
@@ -44,6 +44,9 @@ class LateResults:
         while True:
             try:
                 await self._store.insert_signal(signal)
+                return
+            except SignalRefused as error:
+                log.warning("late result of a run that is gone", run_id=run_id, code=error.code)
                 return
             except Unavailable as error:
                 STATION_ERRORS.labels(station="result", error=type(error).__name__).inc()
