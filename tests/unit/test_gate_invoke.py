@@ -25,7 +25,7 @@ from session_custody.core.errors import InvariantBroken, Unavailable
 from session_custody.core.results import stored
 from session_custody.core.transcript import UNSTORABLE
 from session_custody.tools.context import Done, NotFound, ToolContext, ToolError
-from session_custody.tools.threads import boottime
+from session_custody.tools.threads import ThreadCall, boottime
 from tests.unit.tool_app import RUN, WAIT_S, App, a_send, hold, raising
 
 SHORT_S = 0.05
@@ -216,6 +216,8 @@ def test_a_late_read_is_nobodys_business() -> None:
         assert answer == ToolErrored("tool_timeout")
         app.levers.release.set()
         await until(lambda: not app.gate.running("run-1/1/0"))
+        for _ in range(5):  # long enough for the telling to have begun
+            await asyncio.sleep(0)
         assert app.late.empty()
 
     in_app(work)
@@ -267,6 +269,19 @@ def test_a_write_that_finds_no_thread_within_its_allowance_is_never_sent() -> No
         assert [seen.get("key") for seen in app.levers.seen] == ["run-1/1/0", None]
 
     in_app(work, threads=1)
+
+
+def test_a_thread_that_takes_a_call_too_late_does_not_make_it() -> None:
+    async def work(app: App) -> None:
+        made: list[int] = []
+        late = ThreadCall(lambda: made.append(1), boottime() - 0.001, asyncio.get_running_loop())
+        late.run()
+        in_time = ThreadCall(lambda: made.append(2), boottime() + WAIT_S, asyncio.get_running_loop())
+        assert in_time.abandon()
+        in_time.run()
+        assert (made, late.begun, in_time.begun) == ([], False, False)
+
+    in_app(work)
 
 
 def test_a_hung_thread_keeps_its_slot_and_the_others_serve() -> None:
