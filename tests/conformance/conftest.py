@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from session_custody.devstack import Databases
 from session_custody.ports import RunStore
-from session_custody.store import MemoryStore, Migrator, PostgresStore
+from session_custody.store import MemoryStore, PostgresStore
 
 Scenario = Callable[[RunStore], Awaitable[Any]]
 
@@ -19,13 +18,6 @@ class Run(Protocol):
     """Runs a coroutine function with a fresh store."""
 
     def __call__(self, scenario: Scenario) -> None: ...
-
-
-@pytest.fixture(scope="session")
-def database_template(postgres_server: Databases) -> str:
-    name = "template_conformance"
-    asyncio.run(Migrator(postgres_server.create(name)).migrate())
-    return name
 
 
 @pytest.fixture(params=["memory", "postgres"])

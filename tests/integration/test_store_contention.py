@@ -13,7 +13,7 @@ from session_custody.core.pin import RunId
 from session_custody.ports import Admitted, CommitAnswer
 from session_custody.store.link import BEGIN, Call, Link, Prepared, Target
 from tests.conformance import values
-from tests.integration.store_world import a_store, by_hand, migrate, until, waits_for_lock
+from tests.integration.store_world import a_store, by_hand, until, waits_for_lock
 
 pytestmark = pytest.mark.postgres
 
@@ -41,7 +41,6 @@ def test_one_busy_lane_does_not_hold_up_the_others(database: str) -> None:
                 rows = await store.outbox(fence.lane_id, 0, 10)
                 assert [row.lane_seq for row in rows] == list(range(1, count + 1))
 
-    migrate(database)
     asyncio.run(scenario())
 
 
@@ -76,7 +75,6 @@ def test_who_acquires_ends_a_frozen_owner_that_holds_the_lane(database: str, fro
             assert time.monotonic() - began < 4
             assert successor.epoch == fence.epoch + 1
 
-    migrate(database)
     asyncio.run(scenario())
 
 
@@ -95,7 +93,6 @@ def test_a_zombie_in_a_transaction_holds_the_lane_no_longer_than_the_idle_timeou
                 assert 1 < time.monotonic() - began < 4
             await zombie.close()
 
-    migrate(database)
     asyncio.run(scenario())
 
 
@@ -122,7 +119,6 @@ def test_admissions_of_the_same_ids_in_opposite_order_do_not_deadlock(database: 
                 assert sorted(told[0] + told[1]) == sorted(ids)
                 assert len(heard_here) == len(heard_there) == 1
 
-    migrate(database)
     asyncio.run(scenario())
 
 
@@ -146,7 +142,6 @@ def test_admission_and_commits_of_one_lane_number_it_densely_together(database: 
             assert [row.lane_seq for row in rows] == list(range(1, 16 + 320 + 20 + 1))
             assert (fence.last_seen, fence.input_offset, fence.went_back) == (len(rows), 36, False)
 
-    migrate(database)
     asyncio.run(scenario())
 
 
@@ -168,7 +163,6 @@ def test_a_held_resume_is_heard_though_its_start_was_not_committed_yet(database:
             cursor = await watch.execute("select bound, consumed_at from custody.signal")
             assert await cursor.fetchall() == [{"bound": True, "consumed_at": None}]
 
-    migrate(database)
     asyncio.run(scenario())
 
 
@@ -199,7 +193,6 @@ def test_a_group_of_lanes_locks_them_in_order_and_never_deadlocks(database: str)
                 )
                 assert await cursor.fetchone() == {"deadlocks": 0}
 
-    migrate(database)
     asyncio.run(scenario())
 
 
@@ -216,5 +209,4 @@ def test_a_lock_timeout_is_an_error_of_the_statement_alone(database: str) -> Non
                     await other.execute(LOCK, (fence.lane_id,))
             await other.execute(LOCK, (fence.lane_id,))
 
-    migrate(database)
     asyncio.run(scenario())

@@ -15,7 +15,7 @@ from session_custody.ports import Admitted, CommitAnswer, LaneFence
 from session_custody.store import PostgresStore
 from tests.conformance import values
 from tests.integration.store_proxy import Proxy
-from tests.integration.store_world import a_store, a_store_behind_a_proxy, migrate, until
+from tests.integration.store_world import a_store, a_store_behind_a_proxy, until
 
 pytestmark = pytest.mark.postgres
 
@@ -27,7 +27,6 @@ def run(dsn: str, scenario: Scenario) -> None:
         async with a_store_behind_a_proxy(dsn) as (store, proxy):
             await scenario(store, proxy)
 
-    migrate(dsn)
     asyncio.run(through())
 
 

@@ -34,14 +34,15 @@ class Column:
         """The whole column. Raises UnicodeEncodeError for text that is no text."""
         if not values:
             return struct.pack(">iiI", 0, 0, self.oid)
-        encode = self.encode
-        parts = [_HEAD.pack(1, 1, self.oid, len(values), 1)]
+        encode, has_null, parts = self.encode, 0, [b""]
         for value in values:
             if value is None:
+                has_null = 1
                 parts.append(_NULL)
             else:
                 data = encode(value)
                 parts += (len(data).to_bytes(4, "big"), data)
+        parts[0] = _HEAD.pack(1, has_null, self.oid, len(values), 1)
         return b"".join(parts)
 
 

@@ -14,7 +14,7 @@ They are made when first needed: a command that only reads has one.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Self
 from uuid import UUID, uuid4
@@ -287,7 +287,7 @@ class PostgresStore(OperatorViews):
         found = await self._rows("reads", "load_signals", {"run_ids": list(run_ids)})
         return [rows.signal(row) for row in found]
 
-    async def notifications(self) -> AsyncIterator[RunId | None]:
+    async def notifications(self) -> AsyncGenerator[RunId | None, None]:
         """Ids of runs that were signalled. None comes first, once LISTEN stands: scan now. Ends by
         Unavailable.
 
