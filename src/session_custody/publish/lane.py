@@ -245,8 +245,7 @@ class LanePublisher:
                 at_closing = at_closing or word
                 if word != at_closing and not check.went_back:
                     break
-            await wait(means.bell, means.settings.recheck_s)
-            means.bell.clear()
+            await wait(means.urgent, means.settings.recheck_s)  # not the bell: runs go on committing
         fence.went_back = False
         self._closed_because = None
         PUBLICATION_CLOSED.labels(means.lane).set(0)
