@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,47 +24,25 @@ from session_custody.core.calls import (
 from session_custody.core.inference import ToolCall
 from session_custody.core.manifest import Manifest
 from session_custody.core.pin import RunId
-from session_custody.demo.processes import side_server
 from session_custody.resources import examples_dir
 from session_custody.tools.gate import Gate
 from session_custody.tools.registry import Registry
+from tests.integration.fraud_desk import Bank, a_bank, fraud_tools
 from tests.unit.tool_app import PIN, RUN, TRACE, a_send
 
 ALERT = "alert-88421"
 
 
-class Bank:
-    """The tool server and its ledger."""
-
-    def __init__(self, url: str, ledger: Path) -> None:
-        self.url = url
-        self._ledger = ledger
-
-    def effects(self) -> list[str]:
-        lines = (self._ledger / "effects.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line)["key"] for line in lines]
-
-
 @pytest.fixture
 def bank(tmp_path: Path) -> Iterator[Bank]:
-    ledger = tmp_path / "ledger"
-    child, port = side_server(
-        "toolserver",
-        tmp_path / "bank.log",
-        *("--ledger", str(ledger), "--read-s", "0", "--write-s", "1"),
-    )
-    try:
-        yield Bank(f"http://127.0.0.1:{port}", ledger)
-    finally:
-        child.stop()
+    with a_bank(tmp_path, write_s=1) as bank:
+        yield bank
 
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    monkeypatch.syspath_prepend(examples_dir())
-    yield Registry.discover(["fraud"])
-    for name in [name for name in sys.modules if name.partition(".")[0] == "fraud"]:
-        del sys.modules[name]
+    with fraud_tools(monkeypatch) as registry:
+        yield registry
 
 
 class Allowing:
