@@ -47,7 +47,8 @@ async def copy_rows(dsn: str, ledger: Ledger, lane_id: int, after: int) -> None:
                 INSERT,
                 (
                     row["run_id"], row["event_seq"], lane_id, row["lane_seq"], row["kind"],
-                    row["fingerprint"], row["hash"], row["body"], row["payload"], row["salt"], row["signature"],
+                    row["fingerprint"], row["hash"], row["body"], row["payload"],
+                    row["salt"], row["signature"],
                 ),
             )  # fmt: skip
         next_seq = ledger.lane()["next_seq"]
