@@ -17,7 +17,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, Protocol
 
 from session_custody.client import CustodyClient, RunStart, Subject
@@ -31,6 +30,7 @@ from session_custody.demo.options import (
 )
 from session_custody.demo.processes import Child, Worker, side_server
 from session_custody.ports import Progress
+from session_custody.settings import TopicNames
 
 LOOK_S: Final = 0.1
 CHECK_LIMIT_S: Final = 300.0
@@ -66,6 +66,7 @@ class Stage:
     public_keys: Path
     schemas: Path
     app: str
+    topics: TopicNames = field(default_factory=TopicNames)
     phases: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -254,14 +255,13 @@ class Director:
             if worker.running:
                 self.redelivered += worker.metric("custody_events_total", result="duplicate")
 
-    async def recovery_seconds(self) -> dict[str, float]:
-        """From the kill to the first step that a run in mid-loop committed afterwards."""
+    async def recovery(self) -> list[float]:
+        """Of each run that was in mid-loop at the first kill and went on: seconds until its next step."""
         first = self.kills[0]
         steps = await self.store.first_steps_after(sorted(first.mid_loop), first.moment)
-        waits = [(at - first.moment).total_seconds() for at in steps.values()]
-        if not waits:
+        if not steps:
             raise InvariantBroken("no run went on after the kill")
-        return {"median": round(median(waits), 2), "max": round(max(waits), 2)}
+        return [(at - first.moment).total_seconds() for at in steps.values()]
 
     async def judge(self) -> dict[str, Any]:
         """Run the checker as its own program, by path, and read its word."""
@@ -274,6 +274,8 @@ class Director:
             *("--starts", str(self.starts)),
             *("--ledger", str(self.ledger)),
             *("--public-keys", str(self.stage.public_keys)),
+            *("--steps-topic", self.stage.topics.steps),
+            *("--outcomes-topic", self.stage.topics.outcomes),
             stdout=asyncio.subprocess.PIPE,
         )
         out, _ = await asyncio.wait_for(process.communicate(), CHECK_LIMIT_S)

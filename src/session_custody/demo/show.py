@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 from rich.console import Console
@@ -28,6 +30,7 @@ from session_custody.demo.prepare import Installation, install, publish_examples
 from session_custody.demo.story import tell
 from session_custody.devstack import Addresses, DevStack
 from session_custody.resources import examples_dir, schemas_dir
+from session_custody.settings import TopicNames
 from session_custody.wiring import cluster_id, open_store
 
 APP: Final = "fraud"
@@ -75,6 +78,7 @@ def _play(options: DemoOptions, addresses: Addresses, folder: Path) -> tuple[dic
             extra = {
                 "CUSTODY_KAFKA__SESSION_TIMEOUT_S": str(SESSION_TIMEOUT_S),
                 "CUSTODY_LOG__FORMAT": "json",
+                **_names(addresses),
             }
             installation = install(addresses, folder, extra)
             publish_examples(installation.settings)
@@ -88,6 +92,7 @@ async def _direct(
     try:
         director = Director(options, stage, store, children)
         side = await asyncio.to_thread(director.start_side_servers)
+        stage.topics = installation.settings.kafka.topics
         stage.settings = {**installation.environment, **side, "PYTHONPATH": _python_path()}
         began = time.monotonic()
         with CustodyClient.from_settings(installation.settings) as client:
@@ -96,7 +101,7 @@ async def _direct(
         await asyncio.to_thread(abort_some, installation.settings)
         with stage.phase("check"):
             verdict = await director.judge()
-        recovery = await director.recovery_seconds()
+        recovery = await director.recovery()
         story = await _story(director, store)
         broker = {
             "name": addresses.kafka_name or "given",
@@ -108,6 +113,16 @@ async def _direct(
         await store.close()
 
 
+def _names(addresses: Addresses) -> dict[str, str]:
+    """On a broker that was given, names that nobody else uses."""
+    if addresses.origin.get("kafka") != "given":
+        return {}
+    prefix = f"custody-demo-{secrets.token_hex(4)}"
+    topics = {field: f"{prefix}.{field}" for field in TopicNames.model_fields}
+    named = {f"CUSTODY_KAFKA__TOPICS__{field.upper()}": name for field, name in topics.items()}
+    return {"CUSTODY_KAFKA__GROUP": prefix, **named}
+
+
 def _python_path() -> str:
     """The workers find the examples' package, and whatever this process found."""
     return os.pathsep.join(filter(None, [str(examples_dir()), os.environ.get("PYTHONPATH")]))
@@ -116,7 +131,7 @@ def _python_path() -> str:
 def _figures(
     director: Director,
     verdict: Mapping[str, Any],
-    recovery: Mapping[str, float],
+    recovery: Sequence[float],
     took: float,
     broker: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -130,7 +145,8 @@ def _figures(
         "kills": len(director.kills),
         **verdict,
         "redelivered_seen": int(director.redelivered),
-        "recovery_seconds": dict(recovery),
+        "resumed_runs": len(recovery),
+        "recovery_seconds": {"median": round(median(recovery), 2), "max": round(max(recovery), 2)},
         "session_timeout_s": SESSION_TIMEOUT_S,
         "steps_per_second": round(verdict["events"] / took, 1),
         "phases": dict(director.stage.phases),
