@@ -228,6 +228,16 @@ def test_a_model_that_the_gateway_does_not_know_is_an_unknown_profile(status: in
         ask(server)
 
 
+def test_where_profiles_are_listed_an_unlisted_one_is_served_by_nobody() -> None:
+    with http_server(answering(completion(content="done"))) as server:
+        with pytest.raises(ModelProfileUnknown):
+            ask(server, served=["cheap"])
+        assert server.asked == []
+        assert ask(server, served=["reasoning-standard"]) == FinalAnswer("done")
+        # what admission resolved stays, whatever the list says today (I3)
+        assert ask(server, a_request(model_target="gw-large"), served=["cheap"]) == FinalAnswer("done")
+
+
 def test_no_connection_and_no_answer_are_unavailable() -> None:
     with pytest.raises(Unavailable):
         ask(Server("http://127.0.0.1:1", [], lambda _: Answer()))

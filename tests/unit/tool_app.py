@@ -19,7 +19,7 @@ from session_custody.core.events import RunFacts
 from session_custody.core.inference import ToolCall
 from session_custody.core.manifest import Manifest
 from session_custody.core.pin import Resolved, RunId, RunPin, SentPin, Subject
-from session_custody.ports import Send
+from session_custody.ports import Send, ToolGate
 from session_custody.tools.declare import Tool
 from session_custody.tools.gate import Gate
 from session_custody.tools.registry import Registry
@@ -149,7 +149,7 @@ class App:
         self.registry = Registry(TOOLS)
         self.manifest = Manifest(manifest_id="app", manifest_version="1", tools=self.registry.specs())
         self.late: asyncio.Queue[tuple[RunId, str, ToolAnswer]] = asyncio.Queue()
-        self.gate = Gate(
+        gate = Gate(
             self.registry,
             self.pdp,
             late_result=self._late,
@@ -157,6 +157,9 @@ class App:
             sync_threads=threads,
             pdp_timeout_s=0.2,
         )
+        port: ToolGate = gate  # as the driver takes it
+        assert port is gate
+        self.gate = gate
 
     async def _late(self, run_id: RunId, key: str, answer: ToolAnswer) -> None:
         assert not self.gate.running(key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -45,21 +45,29 @@ def bound_traceparent() -> str | None:
 
 
 class HttpModel:
-    """Implements `ports.ModelClient`. One per process: it keeps the connections."""
+    """Implements `ports.ModelClient`. One per process: it keeps the connections.
+
+    `served`: the profiles of `CUSTODY_MODEL__PROFILES`; where there are any, a run whose profile is not among
+    them and has no target from its admission asks for what nobody serves.
+    """
 
     def __init__(
         self,
         url: str,
         api_key: Secret | None = None,
         *,
+        served: Collection[str] = (),
         traceparent: Callable[[], str | None] = bound_traceparent,
     ) -> None:
         self._url = url.rstrip("/") + "/chat/completions"
         self._api_key = api_key
+        self._served = frozenset(served)
         self._traceparent = traceparent
         self._client: httpx.AsyncClient | None = None
 
     async def propose(self, request: InferenceRequest) -> Proposal:
+        if self._served and request.model_target is None and request.model_profile not in self._served:
+            raise ModelProfileUnknown(request.model_profile)
         try:
             async with asyncio.timeout(request.timeout_s):
                 status, headers, body = await self._post(request)
