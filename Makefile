@@ -7,7 +7,7 @@ STAMP  := .venv/.installed
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest lint format wheel clean
+.PHONY: help setup demo test pytest crash lint format wheel clean
 
 help: ## show this list
 	@while IFS= read -r line; do case $$line in \
@@ -31,6 +31,9 @@ test: lint pytest ## lint, then the whole test suite on real servers (without sl
 
 pytest: $(STAMP) ## the tests alone; PYTEST_ARGS="tests/unit -k settings" narrows them
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+crash: $(STAMP) ## every kill test: SIGKILL before and after every commit of every station, a row for each
+	$(BIN)/python -m pytest tests/crash -m crash $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, the contracts on imports
 	$(BIN)/ruff check .

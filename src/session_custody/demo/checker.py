@@ -235,11 +235,12 @@ class Checker:
         for write in sorted(self.done_writes - set(by_write)):
             self.findings.add("effects_missing", "/".join(map(str, write)))
         by_alert = Counter(effect["about"] for effect in effects)
-        for alert_id, run_id in {start["alert_id"]: start["run_id"] for start in starts}.items():
-            if by_alert[alert_id] > 1:
+        for alert_id, start in {start["alert_id"]: start for start in starts}.items():
+            run_id, wanted = start["run_id"], start.get("effects", 1)
+            if by_alert[alert_id] > wanted:
                 self.findings.add("effects_repeated", f"{run_id}: {by_alert[alert_id]} for {alert_id}")
-            if self.outcomes.get(run_id) == "succeeded" and not by_alert[alert_id]:
-                self.findings.add("effects_missing", f"{run_id}: none for {alert_id}")
+            if self.outcomes.get(run_id) == "succeeded" and by_alert[alert_id] < wanted:
+                self.findings.add("effects_missing", f"{run_id}: {by_alert[alert_id]} for {alert_id}")
         for attempt in jsonl(self.given.ledger / "attempts.jsonl"):
             committed = self.results.get(write_of(attempt["key"])) if attempt["key"] else None
             if committed is not None and attempt["at"] > committed:
