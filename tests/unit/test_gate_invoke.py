@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import httpx
 import psycopg
 import pytest
+import structlog
 
 from session_custody.core.calls import (
     NotStarted,
@@ -71,6 +72,17 @@ def test_a_context_has_what_the_contract_names_and_nothing_else_of_the_run() -> 
                 *("token", "trace"),
             ]
         )
+
+    in_app(work)
+
+
+def test_what_a_tool_logs_carries_the_trace_fields() -> None:
+    async def work(app: App) -> None:
+        with structlog.testing.capture_logs() as logged:
+            await app.invoke("look", lambda ctx: ctx.log.info("looked", n=1))
+        (line,) = logged
+        assert (line["event"], line["n"], line["tool"]) == ("looked", 1, "look")
+        assert line.items() >= asdict(RUN.trace("loop", 1)).items()
 
     in_app(work)
 

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, JsonValue
 
-from session_custody import Done, NotFound, ToolContext, ToolError, tool
+from session_custody import Done, NotFound, ToolContext, tool
 from session_custody.core.authorization import AuthorizationRequest, Decision
 from session_custody.core.calls import Permit, Reconciled, ToolAnswer
 from session_custody.core.events import RunFacts
@@ -210,6 +210,3 @@ def raising(error: BaseException) -> Callable[[ToolContext[Any]], Any]:
         raise error
 
     return act
-
-
-__all__ = ["LEVERS", "ToolError"]

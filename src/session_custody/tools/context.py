@@ -62,11 +62,11 @@ class ToolContext(Generic[ClientT]):
 
     __slots__ = (
         "_http",
-        "_open",
+        "_open_http",
+        "_open_log",
         "attempt",
         "deadline",
         "idempotency_key",
-        "log",
         "run_id",
         "subject",
         "trace",
@@ -81,7 +81,7 @@ class ToolContext(Generic[ClientT]):
         idempotency_key: str,
         deadline: datetime,
         attempt: int,
-        log: Any,
+        open_log: Callable[[], Any],
         open_http: Callable[[], ClientT],
     ) -> None:
         self.run_id = run_id
@@ -93,17 +93,21 @@ class ToolContext(Generic[ClientT]):
         """Aware UTC. Past it nobody waits for this call any more."""
         self.attempt = attempt
         """1 = the first send of this key."""
-        self.log = log
-        """A structlog logger that carries the trace fields; every text of it passes redaction."""
-        self._open = open_http
+        self._open_log = open_log
+        self._open_http = open_http
         self._http: ClientT | None = None
 
     @property
     def http(self) -> ClientT:
         """A client for this call alone; it keeps no cookies from another one."""
         if self._http is None:
-            self._http = self._open()
+            self._http = self._open_http()
         return self._http
+
+    @property
+    def log(self) -> Any:
+        """A structlog logger that carries the trace fields; every text of it passes redaction."""
+        return self._open_log()
 
     def token(self, audience: str) -> Secret:
         """The lease for this audience, made ready before the call began. Raises TokenUnavailable."""

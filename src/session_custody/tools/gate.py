@@ -288,7 +288,7 @@ class Gate:
             idempotency_key=send.idempotency_key,
             deadline=datetime.now(UTC) + timedelta(seconds=send.timeout_s),
             attempt=send.attempt,
-            log=log.bind(tool=permit.spec.name, **asdict(permit.trace)),
+            open_log=lambda: log.bind(tool=permit.spec.name, **asdict(permit.trace)),
             open_http=lambda: open_http(until, send.traceparent),
         )
 
