@@ -145,7 +145,10 @@ def _redacted(_: Any, __: str, fields: MutableMapping[str, Any]) -> MutableMappi
 
 
 @contextmanager
-def bound_trace(trace: TraceFields) -> Iterator[None]:
-    """Bind the 11 trace fields to every log line of this task."""
-    with structlog.contextvars.bound_contextvars(**asdict(trace)):
+def bound_trace(trace: TraceFields, traceparent: str | None = None) -> Iterator[None]:
+    """Bind the 11 trace fields to every log line of this task, and the trace that began the run."""
+    fields = asdict(trace)
+    if traceparent is not None:
+        fields["traceparent"] = traceparent
+    with structlog.contextvars.bound_contextvars(**fields):
         yield

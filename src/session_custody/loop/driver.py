@@ -13,6 +13,8 @@ import asyncio
 from datetime import datetime
 from typing import Final, assert_never
 
+import structlog
+
 from session_custody.core.calls import Returned, ToolErrored
 from session_custody.core.commands import (
     AskModel,
@@ -39,6 +41,7 @@ from session_custody.core.late_load import with_contracts
 from session_custody.core.loop import drive, park_unreadable
 from session_custody.core.pin import Resolved, RunId, RunPin
 from session_custody.core.progress import Machine, rebuild
+from session_custody.core.run import DRIVEN
 from session_custody.core.transcript import RecordUnreadable
 from session_custody.loop.calls import GATE_LOOK_S, Caller
 from session_custody.loop.commits import OFFER_BACKOFF_FIRST_S, OFFER_BACKOFF_MAX_S, Recorder
@@ -82,11 +85,14 @@ class Driver:
         self.clock = clock
         self.signer = signer
         self.mask = mask
+        self.late = LateResults(store)
+        self.handing_over: set[asyncio.Task[None]] = set()
+        """Answers on their way to signals; they outlive the run's task, which a lost lane cancels at once."""
 
     async def drive(self, run: LoadedRun, fence: LaneFence, inbox: Inbox, suspects: bool) -> None:
         """Drive until the run leaves memory; see `ports.RunDriver`."""
         trace = run.facts.trace(run.checkpoint.stage, run.checkpoint.loop_step)
-        with bound_trace(trace):
+        with bound_trace(trace, run.traceparent):
             inbox.put(run.signals)
             await _Driving(self, run, fence, inbox).go(_machine(run, suspects=suspects))
 
@@ -101,7 +107,7 @@ class _Driving:
     def __init__(self, stations: Driver, run: LoadedRun, fence: LaneFence, inbox: Inbox) -> None:
         self._contracts = stations.contracts
         self._clock = stations.clock
-        self._late = LateResults(stations.store)
+        self._stations = stations
         self._run = run
         self._pin = run.pin
         self._fence = fence
@@ -130,7 +136,12 @@ class _Driving:
         except StopIteration:
             return
         except _Left:
-            await self._hand_over()
+            if (task := self._hand_over()) is not None:
+                await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._fence.lost:  # else the commit under way may still land
+                self._hand_over()
+            raise
         finally:
             machine.close()
 
@@ -247,6 +258,13 @@ class _Driving:
         match answer:
             case CommitAnswer.COMMITTED:
                 self._in_hand = None
+                stands = command.checkpoint
+                structlog.contextvars.bind_contextvars(
+                    orchestration_step=stands.stage, loop_step=stands.loop_step
+                )
+                if stands.status not in DRIVEN:
+                    codes = [draft.code for draft in command.drafts if draft.code is not None]
+                    log.info("run left memory", status=stands.status.value, code=codes[-1] if codes else None)
                 return Committed(max(self._clock.now(), self._now()))
             case CommitAnswer.UNSTORABLE:
                 STATION_ERRORS.labels(station="result", error="unstorable").inc()
@@ -258,11 +276,16 @@ class _Driving:
             case _:
                 assert_never(answer)
 
-    async def _hand_over(self) -> None:
+    def _hand_over(self) -> asyncio.Task[None] | None:
         """A write's answer in hand goes to the run's owner as a signal (DESIGN 8)."""
-        if self._in_hand is not None:
-            key, answer = self._in_hand
-            await self._late(RunId(self._run.facts.run_id), key, answer)
+        if self._in_hand is None:
+            return None
+        key, answer = self._in_hand
+        telling = self._stations.late(RunId(self._run.facts.run_id), key, answer)
+        task = asyncio.create_task(telling, name=f"late result {key}")
+        self._stations.handing_over.add(task)
+        task.add_done_callback(self._stations.handing_over.discard)
+        return task
 
 
 def _machine(run: LoadedRun, *, suspects: bool) -> Machine[None]:

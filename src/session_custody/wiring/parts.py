@@ -102,4 +102,4 @@ def model_of(settings: Settings) -> ModelClient:
     model = settings.model
     if model.kind == "scripted":
         return ScriptedModel.from_file(needed(model.scripted_file, "model", "scripted_file"))
-    return HttpModel(needed(model.url, "model", "url"), model.api_key)
+    return HttpModel(needed(model.url, "model", "url"), model.api_key, served=model.profiles)

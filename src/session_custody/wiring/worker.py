@@ -36,12 +36,14 @@ from session_custody.lanes.timings import LaneTimings
 from session_custody.lanes.watchdog import Watchdog
 from session_custody.loop.driver import Driver
 from session_custody.loop.late import LateResults
+from session_custody.models import HttpModel
 from session_custody.operate.health import Finding, Grade, Health
 from session_custody.operate.http import OperateServer
 from session_custody.policy import PolicyRouter
 from session_custody.ports import ModelClient, PolicyDecisionPoint
 from session_custody.publish import Publications, PublishSettings
 from session_custody.redaction import KnownValues, environment_secrets, secrets_in
+from session_custody.route import RedisRoutePins
 from session_custody.settings import Settings
 from session_custody.store import PostgresStore
 from session_custody.telemetry import BUILD, RUNS, add_redaction, configure_logging, log
@@ -122,7 +124,7 @@ class Worker:
     async def serve(self) -> None:
         settings = self.settings
         known = KnownValues([*secrets_in(settings), *environment_secrets(os.environ)])
-        add_redaction(known.mask)
+        add_redaction(known.at("log"))
         configure_logging(settings.log.format or _log_form(), settings.log.level)
         BUILD.info({"version": version("session-custody")})
         if settings.fault is not None:
@@ -136,6 +138,8 @@ class Worker:
             await clock.measure()
             contracts = StoreContracts(store)
             model = self.model or model_of(settings)
+            if isinstance(model, HttpModel):
+                closing.push_async_callback(model.close)
             gate = Gate(
                 self.registry,
                 self.pdp or PolicyRouter(contracts),
@@ -143,6 +147,7 @@ class Worker:
                 base_url=settings.tools.base_url,
                 sync_threads=settings.tools.sync_threads,
             )
+            closing.push_async_callback(gate.close)
             driver = Driver(
                 store=store,
                 contracts=contracts,
@@ -150,7 +155,7 @@ class Worker:
                 gate=gate,
                 clock=clock,
                 signer=signer,
-                mask=known.mask,
+                mask=known.at("inference"),
             )
             publications = Publications(
                 store,
@@ -163,7 +168,12 @@ class Worker:
                     type_prefix=settings.ce_type_prefix,
                 ),
             )
-            admission = Admission(contracts=contracts, signer=signer, clock=clock, rules=_rules(settings))
+            route_pins = self._route_pins()
+            if route_pins is not None:
+                closing.push_async_callback(route_pins.close)
+            admission = Admission(
+                contracts=contracts, signer=signer, clock=clock, rules=_rules(settings), route_pins=route_pins
+            )
             intake = Intake(
                 setup=_consumer(settings), store=store, admission=admission, on_fatal=self._on_fatal
             )
@@ -251,6 +261,12 @@ class Worker:
         """Refuse the wrong database or group (DESIGN 6)."""
         kafka = self.settings.kafka
         await store.check_deployment(cluster, kafka.group, kafka.topics.model_dump())
+
+    def _route_pins(self) -> RedisRoutePins | None:
+        redis = self.settings.redis
+        if redis.url is None:
+            return None
+        return RedisRoutePins(redis.url.reveal("redis connection"), redis.route_pin_key)
 
     # ---------------------------------------------------------------- health
 
