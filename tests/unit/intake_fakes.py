@@ -93,6 +93,7 @@ class FakeStore:
         self.refuse: Callable[[AdmissionBatch, Decided], None] = lambda batch, decided: None
         self.acquires: list[UUID] = []
         self.swept: list[tuple[int, float]] = []
+        self.loaded: list[RunId] = []
         self.looks = 0
         """Times that what is due was asked for."""
         self.refused = 0
@@ -231,6 +232,7 @@ class FakeStore:
 
     async def load_runs(self, run_ids: Sequence[RunId]) -> Sequence[LoadedRun]:
         self._statement()
+        self.loaded += run_ids
         return [self._loaded(run_id) for run_id in run_ids]
 
     async def signals_for(self, run_ids: Sequence[RunId]) -> Sequence[Signal]:

@@ -82,6 +82,11 @@ def test_the_first_start_of_an_id_creates_its_run_and_the_same_again_is_a_redeli
     assert verdicts([a_start(0), a_start(1)], {ID}) == [Created(ID), Redelivered(ID)]
 
 
+def test_the_first_fresh_start_of_an_id_is_its_candidate() -> None:
+    other = RunId("run-2")
+    assert candidates([a_start(0), a_start(1, b"two"), a_start(2, run_id=other), a_start(3)]) == (0, 2)
+
+
 def test_another_pin_for_the_id_in_the_same_batch_is_a_conflict() -> None:
     assert verdicts([a_start(0), a_start(1, b"two")], {ID}) == [Created(ID), Conflict(ID)]
 

@@ -219,6 +219,14 @@ async def test_a_bug_that_one_record_trips_over_stays_with_it(monkeypatch: pytes
     assert "content" not in here.dead.detail
 
 
+async def test_duplicates_in_a_batch_are_folded_into_one_candidate() -> None:
+    here = await world()
+    await here.offer(record(start()), record(start(), 1), record(start(input='"other"'), 2))
+    (batch,) = here.store.batches
+    assert [run.order for run in batch.candidates] == [0]
+    assert batch.named == ["run-1"]
+
+
 async def test_a_resume_becomes_a_signal_that_is_known_by_source_id_and_digest() -> None:
     here = await world()
     headers: tuple[tuple[str, bytes | None], ...] = (("ce_id", b"e-7"), ("ce_source", b"crm"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -15,6 +15,7 @@ from session_custody.core.errors import InvariantBroken
 from session_custody.core.pin import LaneId, RunId
 from session_custody.core.signals import SignalKind
 from session_custody.lanes.keeper import LaneKeeper
+from session_custody.lanes.liveruns import LiveRuns
 from session_custody.lanes.timings import LaneTimings
 from session_custody.ports import LaneFence, LaneKey, NewSignal, RunStore
 from tests.unit.intake_fakes import FakeDriver, FakePublication, FakeStore, FakeTopic, FixedClock
@@ -209,14 +210,10 @@ async def test_what_is_due_at_acquire_is_driven_and_nothing_twice() -> None:
         it.driver.hold = True
         await it.admit("run-1", "run-2")
         await it.until(lambda: len(it.driven) == 2)
-        it.keeper.ring()
-        statements = len(it.store.acquires)
-        await asyncio.sleep(0)
-        await it.until(lambda: it.keeper.health().live_runs == 2)
+        await it.looked(3)
         it.driver.free.set()
         await it.until(lambda: it.keeper.health().live_runs == 0)
-        assert sorted(it.driven) == ["run-1", "run-2"]
-        assert statements == 1
+        assert sorted(it.driven) == sorted(it.store.loaded) == ["run-1", "run-2"]
 
 
 async def test_a_revoked_lane_is_drained_flushed_and_released() -> None:
@@ -275,6 +272,43 @@ async def test_after_a_loss_runs_go_on_and_the_lane_coming_back_changes_nothing(
         assert it.driver.cancelled == []
 
 
+async def test_a_loss_and_a_new_assignment_at_once_still_open_the_partition_again() -> None:
+    async with lanes() as it:
+        it.lose(0)
+        it.assign(0)  # paused anew, before anybody has acted on the loss
+        await it.opened(times=2)
+        assert len(it.store.acquires) == 1
+
+
+async def test_a_lane_that_goes_while_it_is_acquired_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lanes(assign=False) as it:
+        acquire = it.store.acquire
+
+        async def too_late(lane_id: LaneId, owner: UUID, epoch: int, mine: Sequence[UUID]) -> object:
+            row = await acquire(lane_id, owner, epoch, mine)
+            it.intake.given.clear()
+            it.lose(0)
+            return row
+
+        monkeypatch.setattr(it.store, "acquire", too_late)
+        it.assign(0)
+        await it.until(lambda: bool(it.store.acquires) and not it.keeper.health().assigned)
+        assert it.store.row_of(0).owner is None
+        assert it.publications == []
+
+
+async def test_a_second_driver_of_a_run_is_refused() -> None:
+    async with lanes() as it:
+        await it.admit("run-1")
+        (run,) = await it.store.load_runs([RunId("run-1")])
+        live = LiveRuns()
+        first = live.claim(run)
+        assert first is not None
+        assert live.claim(run) is None
+        live.release(first)
+        assert live.claim(run) is not None
+
+
 async def test_an_idle_owner_learns_that_it_was_bumped_and_takes_the_lane_again_if_it_is_assigned() -> None:
     async with lanes() as it:
         it.store.bump(0, uuid4())
@@ -283,6 +317,7 @@ async def test_an_idle_owner_learns_that_it_was_bumped_and_takes_the_lane_again_
         assert first.fence.lost
         assert not first.fence.gate_open
         assert first.closes == [0.0]
+        assert [did[0] for did in it.intake.did] == ["open", "close", "open"]
         assert it.store.row_of(0).owner == second.fence.owner
         assert it.store.row_of(0).unclean_ends == 1  # the other one's owner was neither empty nor ours
 
