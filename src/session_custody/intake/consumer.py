@@ -248,8 +248,8 @@ class GroupConsumer:
             faults.reach("record.before", partition=number)
             part.read(records)
             self._apply_pause(consumer, part)
-            faults.reach("record.after", partition=number)
             self._deliver(number, part.token, records)
+            faults.reach("record.after", partition=number)
 
     def _run_commands(self, consumer: Consumer) -> None:
         for _ in range(self._commands.qsize()):  # those that came before: a command may put itself back
