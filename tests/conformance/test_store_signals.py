@@ -47,7 +47,7 @@ def test_the_same_signal_is_inserted_once(on_store: Run) -> None:
         (run,) = await values.admitted(store, fence, values.new_run())
         late = values.signal(
             RunId(run.facts.run_id), SignalKind.TOOL_RESULT, source="tool", dedupe_source="tool",
-            dedupe_id="run/1/0", dedupe_digest=b"\x01",
+            dedupe_id="run/1/0",
         )  # fmt: skip
         answers = await asyncio.gather(*(store.insert_signal(late) for _ in range(4)))
         assert len([answer for answer in answers if answer is not None]) == 1

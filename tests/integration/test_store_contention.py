@@ -11,7 +11,7 @@ from psycopg import errors
 from session_custody.core.events import EventKind
 from session_custody.core.pin import RunId
 from session_custody.ports import Admitted, CommitAnswer
-from session_custody.store.link import BEGIN, Call, Link, Prepared, Target
+from session_custody.store.link import BEGIN, Call, Link, Prepared, Target, Timeouts
 from tests.conformance import values
 from tests.integration.store_world import a_store, by_hand, until, waits_for_lock
 
@@ -84,7 +84,7 @@ def test_a_zombie_in_a_transaction_holds_the_lane_no_longer_than_the_idle_timeou
     async def scenario() -> None:
         async with a_store(database) as store:
             fence = await values.own_lane(store)
-            zombie = Link(Target(database), "zombie", lock_ms=1_000)
+            zombie = Link(Target(database), "zombie", Timeouts(lock_ms=1_000))
             lock = Call(Prepared("", LOCK.replace("%s", str(fence.lane_id))))
             async with zombie.session() as session:
                 await session.exchange([BEGIN, lock])

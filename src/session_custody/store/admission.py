@@ -123,7 +123,7 @@ class Admission:
             if not await self._insert(session, attempt):
                 return None
             calls = [attempt.call(attempt.new_runs, attempt.decided), COMMIT]
-            faults.reach("pin.before")
+            faults.reach("pin.before", lane_id=batch.fence.lane_id)
             attempt.sent = True
             rows_of_admit, ended = await session.exchange(calls)
             if ended:  # COMMIT of a failed transaction answers ROLLBACK, without an error
@@ -133,7 +133,7 @@ class Admission:
         except Exception:
             await session.exchange([ROLLBACK])
             raise
-        faults.reach("pin.after")
+        faults.reach("pin.after", lane_id=batch.fence.lane_id)
         return self._admitted(batch, attempt, rows_of_admit[0])
 
     async def _insert(self, session: Session, attempt: _Attempt) -> bool:

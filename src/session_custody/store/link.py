@@ -36,7 +36,6 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S: Final = 5
 IDLE_IN_TRANSACTION_MS: Final = 2_000
-TRANSACTION_MS: Final = 10_000
 TCP_USER_TIMEOUT_MS: Final = 8_000
 KEEPALIVES: Final = {"keepalives": 1, "keepalives_idle": 4, "keepalives_interval": 2, "keepalives_count": 3}
 BLOCKER_LOOK_S: Final = 0.5
@@ -80,6 +79,7 @@ UNIQUE_VIOLATION: Final = "23505"
 LOCK_TIMEOUT: Final = "55P03"
 FENCE_FAILED: Final = "CU010"
 NEVER_CHANGES: Final = "CU001"
+SCHEMA_MISSING: Final = frozenset({"3F000", "42P01", "42883", "42703"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,16 @@ class Target:
     password: Password | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """`lock_ms`: how long a statement waits for a lock. `transaction_ms` (0: for ever): how long one may
+    last, also one whose client is frozen between statement and Sync; from PostgreSQL 17 on.
+    """
+
+    lock_ms: int
+    transaction_ms: int = 0
+
+
 class Link:
     """One connection for one purpose, made when it is first needed and made again after it broke.
 
@@ -124,11 +134,16 @@ class Link:
     """
 
     def __init__(
-        self, target: Target, purpose: str, *, lock_ms: int, on_broken: Callable[[], None] = lambda: None
+        self,
+        target: Target,
+        purpose: str,
+        timeouts: Timeouts,
+        *,
+        on_broken: Callable[[], None] = lambda: None,
     ) -> None:
         self._target = target
         self.purpose = purpose
-        self._lock_ms = lock_ms
+        self._timeouts = timeouts
         self._on_broken = on_broken
         self._mutex = asyncio.Lock()
         self._connection: AsyncConnection[DictRow] | None = None
@@ -189,8 +204,8 @@ class Link:
                 query("configure"),
                 {
                     "idle_ms": IDLE_IN_TRANSACTION_MS,
-                    "lock_ms": self._lock_ms,
-                    "transaction_ms": TRANSACTION_MS,
+                    "lock_ms": self._timeouts.lock_ms,
+                    "transaction_ms": self._timeouts.transaction_ms,
                 },
             )
         except psycopg.Error as error:
@@ -327,6 +342,8 @@ def refused(error: errors.Error) -> Refused:
 
 def unavailable(error: Broken | Refused) -> Unavailable:
     """The outage as the other stations know it."""
+    if isinstance(error, Refused) and error.sqlstate in SCHEMA_MISSING:
+        return Unavailable("postgres", "its schema is not there or older: custody db migrate")
     return Unavailable("postgres", error.detail if isinstance(error, Broken) else error.sqlstate)
 
 
@@ -345,4 +362,6 @@ async def ending_blockers(work: Awaitable[T], pid: int, side: Link) -> T:
                 continue  # the next look, or the lock timeout, will do
         return task.result()
     finally:
-        task.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})

@@ -51,6 +51,7 @@ from session_custody.store.link import (
     Password,
     Refused,
     Target,
+    Timeouts,
     ending_blockers,
     unavailable,
 )
@@ -60,17 +61,17 @@ from session_custody.store.writer import COMMIT_ROWS_MAX, Writer
 
 ORPHANS_MAX: Final = 500
 
-LOCK_MS: Final[Mapping[str, int]] = {
-    "writer": 250,
-    "admission": 3_000,
-    "lanes": 3_000,
-    "acquire": 8_000,
-    "settle": 8_000,
-    "reads": 3_000,
-    "outbox": 3_000,
-    "side": 3_000,
+LINKS: Final[Mapping[str, Timeouts]] = {
+    "writer": Timeouts(lock_ms=250, transaction_ms=10_000),
+    "admission": Timeouts(lock_ms=3_000, transaction_ms=10_000),
+    "lanes": Timeouts(lock_ms=3_000, transaction_ms=10_000),
+    "acquire": Timeouts(lock_ms=8_000),
+    "settle": Timeouts(lock_ms=8_000, transaction_ms=20_000),
+    "reads": Timeouts(lock_ms=3_000),
+    "outbox": Timeouts(lock_ms=3_000),
+    "side": Timeouts(lock_ms=3_000),
 }
-"""lock_timeout of each connection. The writer's is short: one busy lane must not hold up the others."""
+"""The writer waits for a lock but shortly: one busy lane must not hold up the others."""
 
 
 class PostgresStore(OperatorViews):
@@ -80,8 +81,8 @@ class PostgresStore(OperatorViews):
         self._direct = direct
         self._fences = Fences()
         self._links = {
-            purpose: Link(target, purpose, lock_ms=lock_ms, on_broken=self._fences.broken)
-            for purpose, lock_ms in LOCK_MS.items()
+            purpose: Link(target, purpose, timeouts, on_broken=self._fences.broken)
+            for purpose, timeouts in LINKS.items()
         }
         settling = Settling(self._links["settle"], self._links["side"], self._fences, lambda: self._closing)
         self._writer = Writer(self._links["writer"], self._fences, settling, commit_rows_max=commit_rows_max)
@@ -293,7 +294,7 @@ class PostgresStore(OperatorViews):
 
         On the direct connection: a transaction pooler knows no LISTEN. It only makes polling faster.
         """
-        link = Link(self._direct, "listen", lock_ms=LOCK_MS["reads"])
+        link = Link(self._direct, "listen", LINKS["reads"])
         try:
             async with link.session() as session:
                 await session.rows("listen")

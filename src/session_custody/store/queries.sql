@@ -8,6 +8,7 @@ select set_config('idle_in_transaction_session_timeout', %(idle_ms)s::text, fals
        set_config('lock_timeout', %(lock_ms)s::text, false),
        set_config('default_transaction_isolation', 'read committed', false),
        set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('enable_seqscan', 'off', false),
        set_config('timezone', 'UTC', false),
        case when current_setting('synchronous_commit') = 'off' then set_config('synchronous_commit', 'on', false) end,
        case when current_setting('server_version_num')::int >= 170000

@@ -245,7 +245,7 @@ create table custody.signal (
 comment on column custody.signal.bound is 'Its run exists. False: held until the start comes or the orphan sweep.';
 comment on column custody.signal.lane_id is 'Where the record arrived, not where its run lives.';
 create unique index signal_once on custody.signal (run_id, dedupe_source, dedupe_id, dedupe_digest)
-  where dedupe_id is not null;
+  nulls not distinct where dedupe_id is not null;
 create index signal_unconsumed on custody.signal (run_id) where consumed_at is null and bound;
 create index signal_held on custody.signal (run_id) where consumed_at is null and not bound;
 create index signal_held_since on custody.signal (created_at) where consumed_at is null and not bound;
