@@ -30,6 +30,10 @@ class LaneTimings:
     """What settings may say about lanes."""
 
     session_timeout_s: float = 45.0
+    drain_budget_s: float | None = None
+    """Budget of a drain that the group does not bound (SIGTERM). Default: a quarter of the session
+    timeout.
+    """
     heartbeat_s: float = 3.0
     reconcile_s: float = 0.5
     generation_check_s: float = 30.0
@@ -57,5 +61,4 @@ class LaneTimings:
 
     @property
     def drain_s(self) -> float:
-        """Budget of a drain that nobody else bounds (SIGTERM)."""
-        return self.session_timeout_s / 4
+        return self.session_timeout_s / 4 if self.drain_budget_s is None else self.drain_budget_s
