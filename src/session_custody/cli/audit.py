@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from session_custody.cli.output import Exit, Form, Output, show_record
+from session_custody.cli.output import Exit, Form, Output, show_record, show_rows
 
 app = typer.Typer(help="Check the audit trail.", no_args_is_help=True, rich_markup_mode="markdown")
 
@@ -33,7 +33,14 @@ def verify(
     from session_custody.settings import Settings
 
     report = verify_topics(Settings.load(), _duration(since))
-    show_record(asdict(report), output, "runs")
+    record = asdict(report)
+    if output is Form.TABLE:
+        findings = record.pop("findings")
+        show_record(record, output, "runs")
+        if findings:
+            show_rows(findings, output, ("run_id", "event_seq", "fault", "detail"), "run_id")
+    else:
+        show_record(record, output, "runs")
     if not report.ok:
         raise typer.Exit(Exit.PROBLEMS)
 

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from session_custody.core.errors import (
     ContractConflict,
@@ -20,8 +21,13 @@ from session_custody.core.errors import (
     ContractMissing,
     CustodyError,
     SettingsError,
+    SignalRefused,
     Unavailable,
 )
+
+WIDTH_MAX: Final = 4_000
+SENTENCE_CHARS_MAX: Final = 72
+SENTENCES: Final = frozenset({"detail", "reason", "problem", "cure", "text"})
 
 
 class Exit(IntEnum):
@@ -61,6 +67,8 @@ def exit_code_of(error: CustodyError) -> Exit:
             return Exit.CONFLICT
         case Unavailable():
             return Exit.UNAVAILABLE
+        case SignalRefused():
+            return Exit.CONFLICT
         case _:
             return Exit.ERROR
 
@@ -83,12 +91,26 @@ def fail(text: str, code: Exit) -> typer.Exit:
 
 
 def console() -> Console:
-    """Standard output for people. NO_COLOR is honoured by rich itself."""
-    return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else 160)
+    """Standard output for people. NO_COLOR is honoured by rich itself.
+
+    As wide as what is printed: an id that is cut off cannot be copied. A terminal wraps by itself.
+    """
+    return Console(highlight=False, markup=False, emoji=False, width=WIDTH_MAX)
 
 
 def write_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, default=_plain, ensure_ascii=False, indent=2) + "\n")
+
+
+def write_line(value: Any) -> None:
+    """One JSON document on a line, at once."""
+    write_text(json.dumps(value, default=_plain, ensure_ascii=False))
+
+
+def write_text(line: str) -> None:
+    """One line of data, at once: whoever reads a pipe sees it now."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def show_rows(rows: Sequence[Mapping[str, Any]], form: Form, columns: Sequence[str], id_column: str) -> None:
@@ -116,9 +138,21 @@ def show_record(record: Mapping[str, Any], form: Form, id_key: str) -> None:
         case Form.ID:
             sys.stdout.write(f"{record[id_key]}\n")
         case Form.TABLE:
-            out = console()
-            for name, value in flat(record):
-                out.print(f"[bold]{name:<32}[/bold] ", cell(value), sep="", markup=True)
+            lines = list(flat(record))
+            _named([(name, cell(value)) for name, value in lines])
+
+
+def show_facts(sentence: str, facts: Iterable[tuple[str, str]]) -> None:
+    """A sentence, and under it what it rests on, for people."""
+    console().print(Text(sentence, style="bold"), soft_wrap=True)
+    _named([(name, cell(text)) for name, text in facts])
+
+
+def _named(lines: Sequence[tuple[str, str]]) -> None:
+    width = max((len(name) for name, _ in lines), default=0)
+    out = console()
+    for name, text in lines:
+        out.print(Text.assemble((f"{name:<{width}}", "bold"), "  ", text), soft_wrap=True)
 
 
 def flat(record: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -135,8 +169,14 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     for column in columns:
         table.add_column(column.upper(), no_wrap=True)
     for row in rows:
-        table.add_row(*(cell(row.get(column)) for column in columns))
+        table.add_row(*(_short(column, cell(row.get(column))) for column in columns))
     console().print(table)
+
+
+def _short(column: str, text: str) -> str:
+    """Sentences are cut in tables, ids never; `-o json` has all of it."""
+    cut = column in SENTENCES and len(text) > SENTENCE_CHARS_MAX
+    return text[: SENTENCE_CHARS_MAX - 1] + "…" if cut else text
 
 
 def cell(value: Any) -> str:
@@ -145,10 +185,15 @@ def cell(value: Any) -> str:
             return "-"
         case datetime():
             return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-        case dict() | list():
-            return json.dumps(value, default=_plain, ensure_ascii=False)
+        case dict() | list() | tuple():
+            return printable(json.dumps(value, default=_plain, ensure_ascii=False))
         case _:
-            return str(value)
+            return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """Without control characters: what a stranger wrote must not steer this terminal."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def _plain(value: object) -> Any:

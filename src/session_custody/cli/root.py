@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from session_custody.cli import audit, contract, db, dlq, lane, run, topics
-from session_custody.cli.output import Exit, Form, Output, fail, say, show_record, write_json
+from session_custody.cli.output import Exit, Form, Output, fail, show_record, show_rows
 
 app = typer.Typer(
     name="custody",
@@ -44,7 +44,7 @@ def version(output: Output = Form.TABLE) -> None:
     if output is Form.TABLE:
         sys.stdout.write(f"session-custody {known['version']} (Python {known['python']})\n")
     else:
-        write_json(known)
+        show_record(known, output, "version")
 
 
 @app.command()
@@ -118,7 +118,8 @@ def config(
     ]
     if output is Form.TABLE:
         for row in rows:
-            say(f"{row['variable']}  ({row['kind']}; default {row['default'] or 'none'})\n    {row['text']}")
+            sys.stdout.write(
+                f"{row['variable']}  ({row['kind']}; default {row['default'] or 'none'})\n    {row['text']}\n"
+            )
     else:
-        for row in rows:
-            show_record(row, output, "variable")
+        show_rows(rows, output, ("variable", "kind", "default", "text"), "variable")

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
+from pydantic import ValidationError
 
 from session_custody.cli.connect import producer, with_store
-from session_custody.cli.output import Exit, Form, Output, console, fail, say, show_record, show_rows
+from session_custody.cli.output import (
+    Exit,
+    Form,
+    Output,
+    fail,
+    say,
+    show_facts,
+    show_record,
+    show_rows,
+)
 from session_custody.core.errors import SignalRefused
 from session_custody.core.run import Status
+
+if TYPE_CHECKING:
+    from session_custody.client import RunStart
 
 app = typer.Typer(
     help="Start, look at, and speak to runs.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -28,7 +41,19 @@ LIST_COLUMNS = (
     "pinned_at",
     "updated_at",
 )
-STEP_COLUMNS = ("event_seq", "kind", "loop_step", "tool", "result", "code", "idempotency_key", "recorded_at")
+STEP_COLUMNS = (
+    "event_seq",
+    "recorded_at",
+    "kind",
+    "status",
+    "loop_step",
+    "tool",
+    "result",
+    "code",
+    "reason",
+    "attempt",
+    "idempotency_key",
+)
 
 
 @app.command()
@@ -40,16 +65,40 @@ def start(
 
     Example: `custody run start -f start.yaml`
     """
-    from session_custody.client import RunStart
-
-    try:
-        fields: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-        begin = RunStart(**fields)
-    except (OSError, yaml.YAMLError, TypeError, ValueError) as error:
-        raise fail(f"{file}: {_first_line(error)}", Exit.USAGE) from None
+    begin = _read_start(file)
     with producer() as client:
         run_id = client.start(begin)
     show_record({"run_id": run_id}, output, "run_id")
+
+
+def _read_start(file: Path) -> RunStart:
+    """The start in a file. Whatever is wrong is said with its field or line, never with its value."""
+    from session_custody.client import RunStart
+    from session_custody.client.failures import InvalidRecord
+
+    try:
+        fields: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if not isinstance(fields, dict):
+            raise fail(f"{file}: holds no fields of a RunStart", Exit.USAGE)
+        begin = RunStart(**fields)
+        begin.event()
+    except OSError as error:
+        problem = error.strerror or type(error).__name__
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        problem = f"{line}{error.problem or 'is no YAML'}"
+    except ValidationError as error:
+        problem = "; ".join(_findings(error))
+    except (InvalidRecord, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = str(error).splitlines()[0]
+    else:
+        return begin
+    raise fail(f"{file}: {problem}", Exit.USAGE)
+
+
+def _findings(error: ValidationError) -> list[str]:
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg'].lower()}" for one in found]
 
 
 @app.command()
@@ -80,7 +129,10 @@ def list_runs(
     status: Annotated[Status | None, typer.Option(help="Only runs in this status.")] = None,
     route: Annotated[str | None, typer.Option(help="Only runs of this route_id.")] = None,
     session: Annotated[str | None, typer.Option(help="Only runs of this session_id.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    before: Annotated[
+        str | None, typer.Option(help="Only runs older than this run_id: the next page.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
     output: Output = Form.TABLE,
 ) -> None:
     """List runs, newest first.
@@ -89,7 +141,7 @@ def list_runs(
     """
     from session_custody.ports import RunFilter
 
-    chosen = RunFilter(status=status, route_id=route, session_id=session, limit=limit)
+    chosen = RunFilter(status=status, route_id=route, session_id=session, limit=limit, before=before)
     rows = with_store(lambda store: store.list_runs(chosen))
     show_rows(rows, output, LIST_COLUMNS, "run_id")
 
@@ -124,15 +176,35 @@ def why(run: RunArgument, output: Output = Form.TABLE) -> None:
 
     Example: `custody run why run-9f3c`
     """
-    from session_custody.cli.why import explain
+    from session_custody.cli.why import explain, facts
 
     evidence = with_store(lambda store: store.run_evidence(run))
     if evidence is None:
         raise fail(f"there is no run {run}", Exit.NOT_FOUND)
     sentence = explain(evidence)
     if output is Form.TABLE:
-        console().print(f"[bold]{sentence}[/bold]")
-    show_record({"run_id": run, "why": sentence, **evidence}, output, "run_id")
+        show_facts(sentence, facts(evidence))
+    else:
+        show_record({"run_id": run, "why": sentence, **evidence}, output, "run_id")
+
+
+@app.command()
+def watch(
+    run: RunArgument,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.1, help="Give up after so many seconds, with exit code 7.")
+    ] = None,
+    output: Output = Form.TABLE,
+) -> None:
+    """Show a run's steps as they are committed, until it has ended.
+
+    Exit code: 0 succeeded, 20 partial, 21 escalated, 22 failed, 23 cancelled, 24 expired.
+
+    Example: `custody run watch run-9f3c --timeout 60`
+    """
+    from session_custody.cli.watch import watch_run
+
+    raise typer.Exit(with_store(lambda store: watch_run(store, run, timeout, output)))
 
 
 @app.command()
@@ -165,7 +237,3 @@ def resolve(
     if seen is None:
         raise fail(f"there is no run {run}", Exit.NOT_FOUND)
     say(f"told: {run} in_doubt at event {seen} is {'done' if done else 'not done'}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
