@@ -171,3 +171,30 @@ def test_cancelling_the_drive_just_leaves() -> None:
     asyncio.run(asyncio.wait_for(cancel(), 30))
     assert stations.kinds == ["decided", "intent"]
     assert stations.store.signals == []
+
+
+def test_a_lost_lane_that_cancels_the_run_does_not_lose_the_writes_answer() -> None:
+    stations = Stations(turn(call("none")))
+
+    async def lose() -> None:
+        offered = asyncio.Event()
+        commit = stations.store.commit
+
+        async def hang(offer: RunCommit) -> CommitAnswer:
+            if offer.checkpoint.pending is not None:
+                return await commit(offer)
+            offered.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        stations.store.commit = hang  # type: ignore[assignment,method-assign]
+        driving = asyncio.create_task(stations.drive())
+        await offered.wait()
+        stations.fence.lost = True
+        driving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await driving
+        await asyncio.gather(*stations.driver.handing_over)
+
+    asyncio.run(asyncio.wait_for(lose(), 30))
+    assert [signal.dedupe_id for signal in stations.store.signals] == ["run-1/1/0"]

@@ -56,10 +56,12 @@ def test_cancel_ends_a_running_run_at_its_next_boundary() -> None:
 def test_cancel_before_anything_happened() -> None:
     world = a_world()
     world.contract_here = False
-    world.tell(SignalKind.CANCEL)
+    world.tell(SignalKind.CANCEL, "app/3", reason="customer called")
     world.run()
     assert stands(world) is Status.CANCELLED
     assert world.asked == 0
+    outcome = world.events[-1]
+    assert (outcome.code, outcome.reason, outcome.causation_id) == ("cancel", "customer called", "app/3")
 
 
 def test_cancel_between_a_read_and_a_write_keeps_the_write_from_being_sent() -> None:

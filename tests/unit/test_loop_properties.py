@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -260,7 +261,7 @@ class Histories(RuleBasedStateMachine):
 
 _ENDS = (EventKind.TOOL_RESULT, EventKind.RESOLVED)
 
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.timeout(600)(Histories.TestCase)  # room to shrink a history that went wrong
 TestHistories.settings = settings(
     max_examples=300,
     stateful_step_count=50,

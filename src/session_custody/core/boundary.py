@@ -34,7 +34,7 @@ def boundary(p: Progress) -> Machine[bool]:
     if p.cp.status in DRIVEN and p.park_asked:
         p.park_asked = False
         if p.stop is None:
-            yield from p.park(ParkReason.OPERATOR)
+            yield from p.park(ParkReason.OPERATOR, p.park_words)
     if p.cp.status in DRIVEN:
         return True
     if p.cp.status.terminal:
@@ -87,9 +87,9 @@ def _take(p: Progress, signal: Signal) -> Machine[None]:
         case SignalKind.UNPARK:
             yield from _continue(p, wakes_doubt=False)
         case SignalKind.CANCEL:
-            yield from _end_by(p, CANCEL)
+            yield from _end_by(p, CANCEL, _words(signal))
         case SignalKind.PARK:
-            yield from _park(p)
+            yield from _park(p, _words(signal))
         case SignalKind.RESOLVE:
             yield from _resolve(p, signal)
         case SignalKind.TOOL_RESULT:
@@ -137,19 +137,25 @@ def _was(p: Progress) -> str:
 # ------------------------------------------------------------------ cancel, expiry, park
 
 
-def _end_by(p: Progress, cause: str) -> Machine[None]:
+def _words(signal: Signal) -> str | None:
+    reason = signal.body.get("reason")
+    return cut(reason, bounds.REASON_CHARS_MAX) if isinstance(reason, str) and reason else None
+
+
+def _end_by(p: Progress, cause: str, reason: str | None = None) -> Machine[None]:
     """Cancel or expiry. Over a pending intent it only asks to stop; the intent ends first (I14)."""
     first = p.stop is None
-    p.stop = p.stop or cause
+    if p.stop is None:
+        p.stop, p.stop_reason, p.stop_causation_id = cause, reason, p.causation_id
     match p.cp.status:
         case Status.QUEUED | Status.RUNNING:
             if first and p.cp.pending is not None:
                 yield from p.commit(replace(p.cp, stop_requested=p.stop))
         case Status.WAITING:
-            yield from p.finish(STOPPED_AS[p.stop])
+            yield from p.finish_stopped(STOPPED_AS[p.stop])
         case Status.PARKED:
             if p.cp.pending is None:
-                yield from p.finish(STOPPED_AS[p.stop])
+                yield from p.finish_stopped(STOPPED_AS[p.stop])
             else:
                 yield from p.doubt("stop_requested")
         case Status.IN_DOUBT:
@@ -161,16 +167,16 @@ def _end_by(p: Progress, cause: str) -> Machine[None]:
 
 def _stop(p: Progress) -> Machine[None]:
     if p.cp.pending is None and p.stop is not None:
-        yield from p.finish(STOPPED_AS[p.stop])
+        yield from p.finish_stopped(STOPPED_AS[p.stop])
 
 
-def _park(p: Progress) -> Machine[None]:
+def _park(p: Progress, reason: str | None) -> Machine[None]:
     match p.cp.status:
         case Status.QUEUED | Status.RUNNING:
-            p.park_asked = True
+            p.park_asked, p.park_words = True, reason
         case Status.PARKED if p.cp.park_reason is not ParkReason.OPERATOR:
             new = replace(p.cp, park_reason=ParkReason.OPERATOR)
-            event = p.draft(EventKind.PARKED, code=ParkReason.OPERATOR.value)
+            event = p.draft(EventKind.PARKED, code=ParkReason.OPERATOR.value, reason=reason)
             yield from p.commit(new, event, wake_at=CLEAR)
         case Status.PARKED:
             pass

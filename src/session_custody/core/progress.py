@@ -104,7 +104,10 @@ class Progress:
         self.gate_open = False
         self.call_running = False
         self.stop: str | None = self.cp.stop_requested
+        self.stop_reason: str | None = None
+        self.stop_causation_id: str | None = None
         self.park_asked = False
+        self.park_words: str | None = None
         self.ask_after: datetime | None = None
         self.causation_id: str | None = None
 
@@ -272,6 +275,12 @@ class Progress:
         document: dict[str, JsonValue] = {"text": text, "data": data}
         shows = self.manifest is not None and "text" in self.manifest.visible and text is not None
         event = self.draft(EventKind.OUTCOME, record=document, visible=document if shows else None, code=code)
+        yield from self.commit(replace(self.cp, status=status, stop_requested=self.stop), event)
+
+    def finish_stopped(self, status: Status) -> Machine[None]:
+        """Cancelled or expired, in the words and by the record of who asked for it."""
+        event = self.draft(EventKind.OUTCOME, code=self.stop, reason=self.stop_reason)
+        event = replace(event, causation_id=event.causation_id or self.stop_causation_id)
         yield from self.commit(replace(self.cp, status=status, stop_requested=self.stop), event)
 
     def park(
