@@ -51,6 +51,10 @@ from session_custody.telemetry import DLQ, EVENT_AGE, EVENTS, PIN_CONFLICTS, RUN
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 5.0
 
+APPLIED: Final = "applied"
+DUPLICATE: Final = "duplicate"
+RESUME: Final = "resume"
+
 
 class StreamSide(Protocol):
     """What a stream asks of the intake that owns it."""
@@ -225,7 +229,7 @@ class LaneStream:
         rings = bool(answer.created) or answer.signals > 0
         size = sum(record.size for record in records)
         self._side.admitted(self, len(records), size, answer.input_offset, rings)
-        count(prepared, self.fence.key.topic)
+        count(prepared, self.fence.key.topic, answer.signals)
 
     def _lane_lost(self) -> None:
         self._closing.set()
@@ -234,8 +238,8 @@ class LaneStream:
             self.fence.on_lost()
 
 
-def count(prepared: Prepared, topic: str) -> None:
-    """Metrics of a batch that is committed."""
+def count(prepared: Prepared, topic: str, signals: int) -> None:
+    """Metrics of a batch that is committed. `signals`: how many of its resumes were new to the store."""
     results: Counter[tuple[str, str]] = Counter()
     now = datetime.now(UTC)
     for item in prepared.decoded:
@@ -254,23 +258,22 @@ def count(prepared: Prepared, topic: str) -> None:
                 DLQ.labels(reason.value).inc()
             case _:
                 pass
-    for (kind, result), number in results.items():
+    # Which resume was a duplicate, the store alone knows; it says how many were none.
+    passed = sum(isinstance(verdict, Passed) for verdict in prepared.verdicts.values())
+    results[RESUME, APPLIED] -= passed - signals
+    results[RESUME, DUPLICATE] += passed - signals
+    for (kind, result), number in (+results).items():
         EVENTS.labels(topic, kind, result).inc(number)
 
 
 def _result(verdict: Verdict) -> str:
+    """The label `result`, closed: applied, duplicate, rejected (counted, nothing else) or dlq."""
     match verdict:
-        case Created():
-            return "created"
+        case Created() | Passed():
+            return APPLIED
         case Redelivered():
-            return "redelivered"
-        case Conflict():
-            return RejectReason.PIN_CONFLICT.value
-        case Passed(held=held):
-            return "held" if held else "signal"
-        case Ignored():
-            return "ignored"
-        case Skipped():
-            return "skipped"
-        case DeadLettered(reason):
-            return reason.value
+            return DUPLICATE
+        case Ignored() | Skipped():
+            return "rejected"
+        case Conflict() | DeadLettered():
+            return "dlq"

@@ -46,13 +46,12 @@ from session_custody.redaction import KnownValues, environment_secrets, secrets_
 from session_custody.route import RedisRoutePins
 from session_custody.settings import Settings
 from session_custody.store import PostgresStore
-from session_custody.telemetry import BUILD, RUNS, add_redaction, configure_logging, log
+from session_custody.telemetry import BUILD, LANES_ORPHANED, RUNS, add_redaction, configure_logging, log
 from session_custody.tools.gate import Gate
 from session_custody.tools.registry import Registry
 from session_custody.wiring.parts import input_topic, model_of, open_store, signer_of, topics_of
 
-SAMPLE_EVERY_S: Final = 15.0
-LOOP_BEAT_S: Final = 1.0
+SAMPLE_EVERY_S: Final = 5.0
 POLL_STALL_S: Final = 30.0
 START_RETRY_S: Final = 2.0
 
@@ -117,7 +116,6 @@ class Worker:
         self._stop = asyncio.Event()
         self._fatal: Exception | None = None
         self._postgres_up = False
-        self._beat = 0.0
 
     # ---------------------------------------------------------------- life
 
@@ -311,17 +309,23 @@ class Worker:
         self.health.ready.extend([postgres, consumer, lanes, publication, clocks])
 
     async def _sample(self, store: PostgresStore) -> None:
-        """Look at Postgres now and then: is it there, and how many runs stand in which status."""
+        """Look at Postgres now and then: is it there, how many runs stand where, which lanes nobody owns.
+
+        Only what partial indexes answer: runs that have ended are counted by custody_runs_finished_total.
+        """
         while True:
             try:
-                progress = await store.progress()
+                standing = await store.live_counts()
+                lanes = await store.backlog()
             except Unavailable:
                 self._postgres_up = False
                 await asyncio.sleep(START_RETRY_S)
                 continue
             self._postgres_up = True
             for status in Status:
-                RUNS.labels(status.value).set(progress.by_status.get(status, 0))
+                if not status.terminal:
+                    RUNS.labels(status.value).set(standing.get(status, 0))
+            LANES_ORPHANED.set(sum(lane["has_work"] and not lane["owned"] for lane in lanes))
             await asyncio.sleep(SAMPLE_EVERY_S)
 
 
