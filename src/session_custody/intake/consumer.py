@@ -376,6 +376,9 @@ class GroupConsumer:
 
     def _forget(self, numbers: Sequence[int] | dict[int, Partition], event: str | None) -> None:
         known = [number for number in list(numbers) if self._partitions.pop(number, None) is not None]
+        for number in known:
+            with contextlib.suppress(KeyError):  # a lag that nobody measures any more is no lag
+                CONSUMER_LAG.remove(self._setup.topic, str(number))
         self._tell_assigned()
         if known and event == "lost":
             self._lanes.lost(known)

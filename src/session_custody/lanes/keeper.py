@@ -29,6 +29,7 @@ from session_custody.ports import (
 from session_custody.telemetry import LANES_OWNED, STATION_ERRORS, log
 
 LISTEN_AGAIN_S: Final = 5.0
+BEAT_S: Final = 1.0
 
 Bells = Callable[[], AsyncIterator[object]]
 """Opens a stream of notifications; each one rings the reconcile. It may end or raise: polling goes on."""
@@ -106,6 +107,7 @@ class LaneKeeper:
         for name, work in (
             ("reconcile", self._reconcile.run()),
             ("lane heartbeats", self._every(self._timings.heartbeat_s, self._heartbeats)),
+            ("loop beat", self._every(BEAT_S, self._tick)),
             ("topic generation", self._every(self._timings.generation_check_s, self._check_generation)),
             ("orphan sweep", self._every(self._timings.sweep_s, self._sweep_orphans)),
             ("listen", self._listen()),
@@ -247,8 +249,11 @@ class LaneKeeper:
                 STATION_ERRORS.labels("lane", type(error).__name__).inc()
                 log.error("a standing check of the lanes failed", error=type(error).__name__)
 
-    async def _heartbeats(self) -> None:
+    async def _tick(self) -> None:
+        """Nothing else is in this task: the beat tells of the event loop, not of Postgres."""
         self._beat = time.monotonic()
+
+    async def _heartbeats(self) -> None:
         standing = [each for each in self._incarnations() if not each.fence.lost]
         LANES_OWNED.set(len(standing))
         for each in standing:
