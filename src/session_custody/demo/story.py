@@ -67,10 +67,11 @@ def _after(moment: datetime, began: datetime) -> str:
 
 
 def _what(step: Mapping[str, Any]) -> str:
-    parts = [str(step[name]) for name in ("tool", "result", "code", "status") if step.get(name)]
+    names = ("tool", "result", "code") if step.get("tool") else ("code", "status")
+    parts = [str(step[name]) for name in names if step.get(name)]
     if step.get("idempotency_key"):
         parts.append(f"key {step['idempotency_key']}")
-    if step.get("attempt"):
+    if step.get("attempt", 1) > 1:
         parts.append(f"attempt {step['attempt']}")
     return "  ".join(parts)
 
