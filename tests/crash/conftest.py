@@ -6,45 +6,29 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from uuid import uuid4
 
 import pytest
 
-from session_custody.contracts import publish
 from session_custody.demo.processes import Child
 from session_custody.devstack import Address, Databases
-from session_custody.store import Migrator, PostgresStore
 from session_custody.wire import generate_signing_key
 from tests.crash import report
-from tests.crash.play import APP_FOLDER, write_contracts, write_script
+from tests.crash.contracts import fill
+from tests.crash.play import PLAY, Part
 
 pytest.register_assert_rewrite("tests.crash.scenario", "tests.crash.world", "tests.crash.history")
 
 from tests.crash.scenario import Baseline, uncrashed  # noqa: E402 - so that its assertions say what they saw
-from tests.crash.world import ROOT, Ground, World  # noqa: E402 - the same
-
-MakeWorld = Callable[..., World]
+from tests.crash.world import ROOT, Ground, MakeWorld, World  # noqa: E402 - the same
 
 
 @pytest.fixture(scope="session")
 def crash_template(postgres_server: Databases, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database with the schema and the contracts in it."""
-    sys.path.insert(0, str(APP_FOLDER))  # the manifest is drafted from the tools
     name = f"crash_{uuid4().hex[:8]}"
-    dsn = postgres_server.create(name)
-    folder = tmp_path_factory.mktemp("contracts")
-    write_contracts(folder)
-
-    async def fill() -> None:
-        await Migrator(dsn).migrate()
-        store = await PostgresStore.open(dsn)
-        try:
-            await publish(store, folder)
-        finally:
-            await store.close()
-
-    asyncio.run(fill())
+    asyncio.run(fill(postgres_server.create(name), tmp_path_factory.mktemp("contracts")))
     return name
 
 
@@ -52,7 +36,6 @@ def crash_template(postgres_server: Databases, tmp_path_factory: pytest.TempPath
 def ground(kafka_server: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     folder = tmp_path_factory.mktemp("crash")
     generate_signing_key(folder / "signing-key.pem").export_public_key(folder / "public-keys")
-    write_script(folder / "model.yaml")
     command = [sys.executable, "-m", "tests.crash.bank", "--ledger", str(folder / "ledgers")]
     bank = Child("bank", command, folder / "bank.log", {**os.environ, "PYTHONPATH": str(ROOT)})
     try:
@@ -61,7 +44,6 @@ def ground(kafka_server: Address, tmp_path_factory: pytest.TempPathFactory) -> I
             "CUSTODY_KAFKA__BOOTSTRAP_SERVERS": kafka_server.url,
             "CUSTODY_AUDIT__SIGNING_KEY_FILE": str(folder / "signing-key.pem"),
             "CUSTODY_AUDIT__PUBLIC_KEYS_DIR": str(folder / "public-keys"),
-            "CUSTODY_MODEL__SCRIPTED_FILE": str(folder / "model.yaml"),
         }
         yield Ground(environment, f"http://127.0.0.1:{port}", folder / "ledgers", folder / "public-keys")
     finally:
@@ -75,11 +57,11 @@ def make_world(
     """Called with settings, makes a world; its test closes it. Databases go when the session ends."""
     made: list[str] = []
 
-    def make(**more: str) -> World:
+    def make(parts: Sequence[Part] = PLAY, **more: str) -> World:
         name = f"w{uuid4().hex[:8]}"
         made.append(name)
         dsn = postgres_server.create(name, crash_template)
-        return World(ground, name, dsn, tmp_path_factory.mktemp(name), more)
+        return World(ground, name, dsn, tmp_path_factory.mktemp(name), more, parts)
 
     yield make
     for name in made:

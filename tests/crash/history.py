@@ -7,6 +7,7 @@ only what DESIGN 8 says it may, and every such addition is taken out by name and
 * `resent`: intents of a `reconcile` write under a further key, after its NotFound barred the one before;
 * `doubt`: `in_doubt` to `resumed` of a write that can neither be sent again nor asked for, and the operator's
   word in place of its result;
+* `late`: the answer of a call whose driver was outlived, refused with an event, also after the outcome;
 * `parked again`: a run that woke by itself and found its contract still missing.
 """
 
@@ -41,6 +42,7 @@ DROPPED: Final = frozenset(
         "event_seq",
     }
 )
+LATE: Final = frozenset({"late_result", "late_tool_error"})
 ENDED: Final = frozenset({"ok", "done", "not_done"})
 
 
@@ -102,6 +104,9 @@ def _folded(events: Sequence[Event], single_shot: frozenset[str], history: Histo
             continue
         if key is not None and event.get("effect") == "write":
             event["idempotency_key"] = write_of(key)
+        if event["kind"] == "signal_refused" and event["code"] in LATE:
+            history.added["late"] += 1
+            continue
         if event["kind"] == "in_doubt" and event.get("tool") in single_shot:
             history.added["doubt"] += 1
             doubted = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ VERSION: Final = "1"
 MANIFEST: Final = "crash"
 TALK: Final = "talk"
 LATER: Final = "published-later"
+READS: Final = frozenset({"look", "deadly"})
 APP: Final = "bank_tools"
 APP_FOLDER: Final = Path(__file__).resolve().parent / "app"
 
@@ -27,10 +28,6 @@ class Part:
     run_id: str
     turns: Sequence[Sequence[tuple[str, str]]]
     manifest: str | None = MANIFEST
-
-    @property
-    def writes(self) -> int:
-        return sum(1 for turn in self.turns for tool, _ in turn if tool != "look")
 
     @property
     def tools(self) -> frozenset[str]:
@@ -54,7 +51,7 @@ class Part:
         )
 
 
-def _single(run_id: str, write: str) -> Part:
+def single(run_id: str, write: str) -> Part:
     return Part(run_id, [[("look", run_id)], [(write, run_id)]])
 
 
@@ -67,18 +64,17 @@ def _many(run_id: str) -> Part:
 PLAY: Final = (
     Part("bare", (), None),  # pattern 0 without a manifest
     Part("infer", (), TALK),  # pattern 0 with instructions
-    _single("key-1", "note"),
-    _single("key-2", "note"),
-    _single("safe", "safe_note"),
-    _single("ask-1", "file"),
-    _single("ask-2", "file"),
-    _single("once", "letter"),
-    _single("slow", "letter"),  # its answer comes too late: in doubt, also without a crash
+    single("key-1", "note"),
+    single("key-2", "note"),
+    single("safe", "safe_note"),
+    single("ask-1", "file"),
+    single("ask-2", "file"),
+    single("once", "letter"),
+    single("slow", "letter"),  # its answer comes too late: in doubt, also without a crash
     _many("many-1"),
     _many("many-2"),
     Part("parked", [[("look", "parked")], [("note", "parked")]], LATER),
 )
-PARTS: Final[Mapping[str, Part]] = {part.run_id: part for part in PLAY}
 
 
 def write_contracts(folder: Path) -> None:
@@ -87,7 +83,7 @@ def write_contracts(folder: Path) -> None:
     (folder / "manifest.yaml").write_text(_manifest(MANIFEST), encoding="utf-8")
     talk = {"manifest_id": TALK, "manifest_version": VERSION, "instructions": "Say something.", "tools": []}
     (folder / "talk.yaml").write_text(yaml.safe_dump(talk), encoding="utf-8")
-    allowed = ["look", "note", "safe_note", "file", "letter"]
+    allowed = ["look", "note", "safe_note", "file", "letter", "deadly"]
     policy = {"policy_profile": "crash", "policy_version": "1", "engine": "allow-list", "allow": allowed}
     (folder / "policy.yaml").write_text(yaml.safe_dump(policy), encoding="utf-8")
 
@@ -102,7 +98,7 @@ def _manifest(name: str) -> str:
     return build(APP, name, VERSION)
 
 
-def write_script(file: Path, parts: Sequence[Part] = PLAY) -> None:
+def write_script(file: Path, parts: Sequence[Part]) -> None:
     """The model: it answers the same for the same turn, whenever and however often it is asked."""
     scripts = [{"when": {"run_id": part.run_id}, "turns": _turns(part)} for part in parts]
     file.write_text(yaml.safe_dump({"scripts": scripts}), encoding="utf-8")

@@ -57,6 +57,12 @@ class Serving:
         except OSError:
             return False
 
+    @property
+    def stopped(self) -> bool:
+        """By SIGSTOP."""
+        seen = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return seen is not None
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psycopg
 from confluent_kafka import Producer
@@ -25,7 +25,7 @@ from psycopg.rows import DictRow, dict_row
 from typer.testing import CliRunner
 
 from session_custody.cli.root import app as command_line
-from session_custody.client import CustodyClient
+from session_custody.client import CustodyClient, RunStart
 from session_custody.contracts import publish
 from session_custody.demo.director import CHECKER, whole_lines
 from session_custody.demo.show import MUST_BE_ZERO
@@ -33,7 +33,7 @@ from session_custody.resources import schemas_dir
 from session_custody.settings import Settings
 from session_custody.wiring import open_store, topic_admin
 from tests.crash.history import History, read_history, write_of
-from tests.crash.play import APP_FOLDER, PARTS, PLAY, Part, write_later
+from tests.crash.play import APP_FOLDER, PLAY, READS, Part, write_later, write_script
 from tests.crash.serving import Serving
 
 LOOK_S: Final = 0.1
@@ -53,6 +53,12 @@ SETTINGS: Final[Mapping[str, str]] = {
     "CUSTODY_LOG__FORMAT": "json",
     "PYTHONPATH": f"{APP_FOLDER}:{ROOT}",
 }
+
+
+class MakeWorld(Protocol):
+    """A world with these runs; further settings by their variable."""
+
+    def __call__(self, parts: Sequence[Part] = PLAY, **more: str) -> World: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,8 @@ class World:
         self.dsn = dsn
         self.folder = folder
         self.ledger = ground.ledgers / name
-        self.parts = tuple(parts)
+        self.parts = {part.run_id: part for part in parts}
+        write_script(folder / "model.yaml", parts)
         self.public_keys = ground.public_keys
         self.environment = {
             **SETTINGS,
@@ -91,12 +98,15 @@ class World:
             "CUSTODY_KAFKA__GROUP": name,
             **{f"CUSTODY_KAFKA__TOPICS__{topic.upper()}": f"{name}.{topic}" for topic in topics},
             "CUSTODY_TOOLS__BASE_URL": f"{ground.bank}/w/{name}/",
+            "CUSTODY_MODEL__SCRIPTED_FILE": str(folder / "model.yaml"),
             **more,
         }
         own = {name: value for name, value in self.environment.items() if name.startswith("CUSTODY_")}
         self.settings = Settings.load(own)
         self.own = own
         self.workers: list[Serving] = []
+        self.started: set[str] = set()
+        self.dead_letters = 0
         self._starts = folder / "starts.jsonl"
         self._spoken: set[tuple[str, int]] = set()
         self._published_later = False
@@ -118,18 +128,24 @@ class World:
 
     # ---------------------------------------------------------------- the producer
 
-    def publish(self) -> None:
+    def publish(self, parts: Sequence[Part] = ()) -> None:
         """Every start; some twice; one whose id is taken by another pin; one record that nobody can read."""
+        self.dead_letters += 2
         brokers = {"bootstrap.servers": self.settings.kafka.bootstrap_servers or ""}
         raw = Producer(brokers)
         raw.produce(self.settings.kafka.topics.runs, b"no record", b"poison", 0)
         assert raw.flush(20) == 0
-        starts = [part.start() for part in self.parts]
+        starts = [part.start() for part in parts or self.parts.values()]
         taken = starts[0].model_copy(update={"input": "another"})
+        self.start([*starts, *starts[1:4], taken])
+
+    def start(self, starts: Sequence[RunStart]) -> None:
+        """Publish these, and log what was acknowledged."""
         with CustodyClient.from_settings(self.settings) as client:
-            client.start_many([*starts, *starts[1:4], taken])
-        for part in self.parts:
-            abouts = [about for turn in part.turns for tool, about in turn if tool != "look"]
+            acknowledged = client.start_many(starts)
+        self.started.update(acknowledged)
+        for part in (self.parts[run_id] for run_id in dict.fromkeys(acknowledged)):
+            abouts = [about for turn in part.turns for tool, about in turn if tool not in READS]
             for about in abouts or [part.run_id]:
                 self._log(part.run_id, about, len(abouts) and 1)
 
@@ -143,6 +159,11 @@ class World:
     @cached_property
     def connection(self) -> psycopg.Connection[DictRow]:
         return psycopg.connect(self.dsn, autocommit=True, row_factory=dict_row)
+
+    def reconnect(self) -> None:
+        """After the server was gone."""
+        self.connection.close()
+        del self.connection
 
     def rows(self, sql: str, *values: object) -> list[DictRow]:
         return self.connection.execute(sql, values).fetchall()
@@ -158,10 +179,10 @@ class World:
 
     def finished(self) -> bool:
         statuses = self.statuses()
-        ended = all(statuses.get(part.run_id) in TERMINAL for part in self.parts)
+        ended = all(statuses.get(run_id) in TERMINAL for run_id in self.started)
         return (
             ended
-            and self.rows("select count(*) as n from custody.dead_letter")[0]["n"] == 2
+            and self.rows("select count(*) as n from custody.dead_letter")[0]["n"] == self.dead_letters
             and (self.unpublished() == 0)
         )
 
@@ -226,6 +247,12 @@ class World:
             time.sleep(LOOK_S)
         raise AssertionError(f"neither dead nor done: {self.statuses()} {serving.tail()}")
 
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + FINISH_LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline, f"not in time: {what} {self.statuses()}"
+            time.sleep(LOOK_S)
+
     def until_finished(self, serving: Serving) -> None:
         """Act until every run has ended and everything is published."""
         deadline = time.monotonic() + FINISH_LIMIT_S
@@ -238,14 +265,14 @@ class World:
     # ---------------------------------------------------------------- the end
 
     def history(self) -> History:
-        single_shot = {run_id: part.tools & {"letter"} for run_id, part in PARTS.items()}
+        single_shot = {run_id: part.tools & {"letter"} for run_id, part in self.parts.items()}
         return read_history(self.dsn, single_shot)
 
     def judge(self, history: History) -> dict[str, Any]:
         """The checker's word, from the topics and the ledger. It fails for every figure that has to be 0."""
         for write in sorted(history.not_done):
             run_id, loop_step, ordinal = write.split("/")
-            _, about = PARTS[run_id].turns[int(loop_step) - 1][int(ordinal)]
+            _, about = self.parts[run_id].turns[int(loop_step) - 1][int(ordinal)]
             self._log(run_id, about, 0)  # a person said so
         topics = self.settings.kafka.topics
         done = subprocess.run(

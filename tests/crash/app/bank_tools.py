@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +27,14 @@ def _document(response: httpx.Response) -> dict[str, Any]:
 async def look(ctx: ToolContext[Any], about: str) -> dict[str, Any]:
     """Look something up."""
     return _document(await ctx.http.get(f"facts/{about}", headers=_headers(ctx)))
+
+
+@tool(effect="read", timeout="5s")
+async def deadly(ctx: ToolContext[Any], about: str) -> dict[str, Any]:
+    """Kills its worker, as a tool that eats all memory would: after a while, and its neighbours with it."""
+    await asyncio.sleep(0.5)  # sleeps: the tool is slow
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {"about": about}
 
 
 @tool(effect="write", idempotency="key", timeout="1s", visible=["/args/about", "/result/id"])
