@@ -158,6 +158,33 @@ def test_a_tool_that_cannot_promise_not_found_leaves_a_doubt() -> None:
     assert world.last(EventKind.IN_DOUBT).code == "not_found"
 
 
+def test_a_tool_that_cannot_tell_yet_is_asked_again_before_anybody_is_woken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = pending("ask", "lost")
+    words = iter(["unknown", "unknown"])
+    truth = world._reconcile
+
+    def asked(write: commands.Sending) -> calls.Reconciled:
+        world.reconcile_word = next(words, "truth")
+        return truth(write)
+
+    monkeypatch.setattr(world, "_reconcile", asked)
+    world.run()
+    assert [event for event in world.events if event.kind is EventKind.IN_DOUBT] == []
+    assert result(world)[0] in ("ok", "done")
+    assert world.effects(1, 0) == 1
+
+
+def test_a_tool_that_cannot_tell_is_asked_as_often_as_it_may_be_attempted() -> None:
+    world = pending("ask", "lost")
+    world.reconcile_word = "unknown"
+    world.run()
+    assert stands(world) is Status.IN_DOUBT
+    assert world.row.attempts == Limits().tool_attempts
+    assert world.row.pending is not None
+
+
 def test_continue_asks_a_reconcile_tool_again() -> None:
     world = pending("ask", "lost")
     world.reconcile_word = "unknown"

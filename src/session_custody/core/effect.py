@@ -272,12 +272,24 @@ def _ask_tool(p: Progress, turn: Turn, call: ToolCall, spec: ToolSpec, permit: P
             result = stored(value, p.limits.result_bytes, wrote=True)
             yield from end_intent(p, result, permit=permit, status=Status.RUNNING)
         case ReconciledUnknown(code):
-            yield from p.doubt(code or "outcome_unknown")
-            return False
+            return (yield from _ask_later(p, spec, code))
         case ReconciledNotFound():
             return (yield from _not_found(p, turn, call, spec, permit))
         case _:
             assert_never(fact.answer)
+    return True
+
+
+def _ask_later(p: Progress, spec: ToolSpec, code: str) -> Machine[bool]:
+    """A question may be repeated, as any read: a moment's outage of the tool is no reason to wake a person.
+    It is counted in the attempts, and waits for a not_after of its own, so a new owner waits as well.
+    """
+    asked = p.cp.attempts
+    if asked >= _attempts(p, spec):
+        yield from p.doubt(code or "outcome_unknown")
+        return False
+    wait_s = bounds.ASK_AGAIN_FIRST_S * 2 ** (asked - 1)
+    yield from p.commit(replace(p.cp, attempts=asked + 1), not_after=InSeconds(wait_s))
     return True
 
 
