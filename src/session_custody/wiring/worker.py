@@ -53,6 +53,7 @@ from session_custody.wiring.parts import input_topic, model_of, open_store, sign
 
 SAMPLE_EVERY_S: Final = 5.0
 POLL_STALL_S: Final = 30.0
+STDIN: Final = 0
 START_RETRY_S: Final = 2.0
 
 App = str | ModuleType
@@ -94,7 +95,9 @@ def serve(apps: Sequence[str], *, until_stdin_closes: bool = False) -> None:
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    # not sys.stdin: a thread inside its buffer at interpreter shutdown aborts the process
+    while os.read(STDIN, 4096):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -372,4 +375,6 @@ def _timings(settings: Settings) -> LaneTimings:
         run_slots=settings.limits.run_slots,
         backlog_soft=publication.backlog_soft,
         backlog_hard=publication.backlog_hard,
+        orphan_hold_s=settings.limits.orphan_hold_s,
+        drain_budget_s=settings.drain_budget_s,
     )
