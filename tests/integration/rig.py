@@ -79,6 +79,7 @@ class Rig:
         self.bench = bench
         self.folder = folder
         self.workers: list[Worker] = []
+        self.last_start: RunStart
         self._runner = asyncio.Runner()
         self._store: PostgresStore = self._runner.run(open_store(self.settings))
         self._client = CustodyClient.from_settings(self.settings)
@@ -131,7 +132,8 @@ class Rig:
         """Publish a start whose model answers with `turns`; gives the run_id back."""
         run_id = run_id or f"run-{uuid4().hex[:8]}"
         self.bench.scripts[run_id] = turns
-        return self._client.start(start_of(run_id, **fields))
+        self.last_start = start_of(run_id, **fields)
+        return self._client.start(self.last_start)
 
     @property
     def client(self) -> CustodyClient:

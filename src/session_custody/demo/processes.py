@@ -50,6 +50,14 @@ class Child:
             raise Unavailable(self.name, f"it ended at start; see {self.log_path}")
         return line
 
+    def send(self, number: signal.Signals) -> None:
+        """One signal, and go on."""
+        self._process.send_signal(number)
+
+    def wait(self, limit_s: float = STOP_LIMIT_S) -> int:
+        """Wait for its end; the exit code. Raises subprocess.TimeoutExpired."""
+        return self._process.wait(limit_s)
+
     def kill(self) -> int:
         """SIGKILL, now. Gives the exit signal back, positive."""
         self._process.send_signal(signal.SIGKILL)

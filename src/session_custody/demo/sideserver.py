@@ -5,6 +5,7 @@ closes.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -19,7 +20,9 @@ def serve(app: Starlette, port: int) -> None:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        # not sys.stdin: a thread inside its buffer at interpreter shutdown aborts the process
+        while os.read(0, 4096):
+            pass
         server.should_exit = True
 
     threading.Thread(target=watch, daemon=True).start()
