@@ -127,6 +127,14 @@ class Timeouts:
     transaction_ms: int = 0
 
 
+async def ask(password: Password) -> str:
+    """The password of now. Raises Broken: what went wrong with it may quote it."""
+    try:
+        return await asyncio.to_thread(password)
+    except Exception as error:  # noqa: BLE001 - a file, a command, anybody's code
+        raise Broken(f"no password: {type(error).__name__}", sent=False) from None
+
+
 class Link:
     """One connection for one purpose, made when it is first needed and made again after it broke.
 
@@ -184,7 +192,7 @@ class Link:
             return self._connection
         extra: dict[str, Any] = dict(KEEPALIVES)
         if self._target.password is not None:
-            extra["password"] = await asyncio.to_thread(self._target.password)
+            extra["password"] = await ask(self._target.password)
         try:
             connection = await AsyncConnection.connect(
                 self._target.dsn,

@@ -23,7 +23,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import DictRow, dict_row
 
 from session_custody.core.errors import CustodyError, Unavailable
-from session_custody.store.link import CONNECT_TIMEOUT_S, Password, name_of
+from session_custody.store.link import CONNECT_TIMEOUT_S, Broken, Password, ask, name_of
 from session_custody.store.queries import query
 
 LOCK_KEY: Final = 4_202_517_355_182_943
@@ -133,7 +133,10 @@ class Migrator:
     async def _connected(self) -> AsyncIterator[AsyncConnection[DictRow]]:
         extra: dict[str, Any] = {}
         if self._password is not None:
-            extra["password"] = await asyncio.to_thread(self._password)
+            try:
+                extra["password"] = await ask(self._password)
+            except Broken as error:
+                raise Unavailable("postgres", error.detail) from None
         try:
             connection = await AsyncConnection.connect(
                 self._dsn,
