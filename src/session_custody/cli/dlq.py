@@ -19,7 +19,7 @@ COLUMNS = ("dead_letter_id", "reason", "detail", "topic", "partition", "offset",
 def list_dead_letters(
     reason: Annotated[RejectReason | None, typer.Option(help="Only this reason.")] = None,
     run: Annotated[str | None, typer.Option(help="Only of this run.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 50,
     output: Output = Form.TABLE,
 ) -> None:
     """List dead letters, newest first. Never their content.

@@ -144,7 +144,7 @@ def show_record(record: Mapping[str, Any], form: Form, id_key: str) -> None:
 
 def show_facts(sentence: str, facts: Iterable[tuple[str, str]]) -> None:
     """A sentence, and under it what it rests on, for people."""
-    console().print(Text(sentence, style="bold"), soft_wrap=True)
+    console().print(Text(printable(sentence), style="bold"), soft_wrap=True)
     _named([(name, cell(text)) for name, text in facts])
 
 

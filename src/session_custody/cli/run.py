@@ -114,8 +114,9 @@ def resume(run: RunArgument) -> None:
 
 @app.command()
 def cancel(run: RunArgument, reason: Annotated[str, typer.Option(help="Why; stands in the record.")]) -> None:
-    """Publish a cancel. The run ends at its next boundary; with a write in doubt it ends after that is
-    resolved.
+    """Publish a cancel: the run ends at its next boundary.
+
+    With a write in doubt it ends once that is resolved.
 
     Example: `custody run cancel run-9f3c --reason "customer called"`
     """
