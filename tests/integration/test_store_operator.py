@@ -159,7 +159,9 @@ def test_adopt_floor_fences_the_owner_and_lifts_what_kafka_shows(database: str) 
             first = (await store.outbox(fence.lane_id, 0, 1))[0]
             assert (await store.check_cursor(fence.lane_id, 1)).published_hash == first.hash
             none = await store.adopt_floor(fence.lane_id, seq=None, hash_=None, epoch=0, reason="topic lost")
-            assert (none.published_seq, none.next_seq, none.epoch) == (0, 11, 9)
+            # without a word where to begin, nothing that the floor names is published again
+            assert (none.published_seq, none.next_seq, none.epoch) == (1, 11, 9)
+            assert (await store.check_cursor(fence.lane_id, None)).adopted_seq == 0
 
     asyncio.run(scenario())
 

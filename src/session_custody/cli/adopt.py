@@ -34,12 +34,15 @@ async def _adopt(settings: Settings, lane_id: LaneId, reason: str, start: int | 
             partition=lane["partition"],
             cursor_partition=lane["cursor_partition"],
         )
-        seq = shown.cursor.lane_seq if shown.cursor else None
-        hash_ = shown.cursor.hash if shown.cursor else None
-        floor = None if start is None else start - 1
         row = await store.adopt_floor(
-            lane_id, seq=seq, hash_=hash_, epoch=shown.epoch, reason=reason, floor=floor
+            lane_id,
+            seq=shown.cursor.lane_seq if shown.cursor else None,
+            hash_=shown.cursor.hash if shown.cursor else None,
+            epoch=shown.epoch,
+            reason=reason,
+            floor=None if start is None else start - 1,
         )
     finally:
         await store.close()
-    return f"lane {lane_id}: accepted lane_seq {seq or 0}, floor {row.published_seq}, next {row.next_seq}"
+    cursor = f"lane_seq {shown.cursor.lane_seq}" if shown.cursor else "that Kafka shows no cursor"
+    return f"lane {lane_id}: accepted {cursor}, floor {row.published_seq}, next {row.next_seq}"

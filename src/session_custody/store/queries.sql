@@ -292,6 +292,8 @@ update custody.lane l
    set published_seq = greatest(l.published_seq, %(seq)s),
        published_hash = case when %(seq)s >= l.published_seq then %(hash)s else l.published_hash end,
        cursor_offset = case when %(seq)s >= l.published_seq then %(cursor_offset)s else l.cursor_offset end,
+       -- "none" was accepted once; from the first cursor on, losing it again is a new question
+       adopted_seq = case when l.adopted_seq = 0 and %(seq)s > l.published_seq then null else l.adopted_seq end,
        went_back = l.went_back or %(last_seen)s >= l.next_seq
  where l.lane_id = %(lane_id)s and l.owner = %(owner)s
 returning l.*
@@ -300,14 +302,17 @@ returning l.*
 update custody.lane l set went_back = true where l.lane_id = %(lane_id)s and l.owner = %(owner)s returning l.*
 
 -- name: adopt_floor
--- An operator's word: what Kafka's cursor shows is accepted, publication goes on after `floor`; number and epoch are
--- lifted above what Kafka shows. The owner is fenced: what it has in memory was made before.
+-- An operator's word: what Kafka's cursor shows is accepted (no cursor: 0), publication goes on after `floor`, else
+-- after the cursor, else where it stood; number and epoch are lifted above what Kafka shows. The owner is fenced: what it has in memory was made before.
 update custody.lane l
-   set adopted_seq = %(seq)s::int8, adopted_hash = %(hash)s, adopted_at = custody.now(), adopted_reason = %(reason)s,
-       published_seq = %(floor)s,
+   set adopted_seq = coalesce(%(seq)s::int8, 0), adopted_hash = %(hash)s, adopted_at = custody.now(),
+       adopted_reason = %(reason)s,
+       published_seq = coalesce(%(floor)s::int8, %(seq)s::int8, l.published_seq),
        published_hash = coalesce(
-         (select s.hash from custody.step s where s.lane_id = l.lane_id and s.lane_seq = %(floor)s),
-         (select d.hash from custody.dead_letter d where d.lane_id = l.lane_id and d.lane_seq = %(floor)s)),
+         (select s.hash from custody.step s where s.lane_id = l.lane_id
+           and s.lane_seq = coalesce(%(floor)s::int8, %(seq)s::int8, l.published_seq)),
+         (select d.hash from custody.dead_letter d where d.lane_id = l.lane_id
+           and d.lane_seq = coalesce(%(floor)s::int8, %(seq)s::int8, l.published_seq))),
        next_seq = greatest(l.next_seq, %(seq)s::int8 + 1, %(floor)s::int8 + 1),
        epoch = greatest(l.epoch, %(epoch)s) + 1, owner = null, went_back = false
  where l.lane_id = %(lane_id)s

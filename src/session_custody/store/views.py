@@ -149,8 +149,9 @@ class OperatorViews(ABC):
     ) -> LaneRow:
         """An operator's word after the store went back (DESIGN 6): what Kafka's cursor shows is accepted.
 
-        `seq`, `hash_`: Kafka's cursor (None: it shows none). `epoch`: the highest that Kafka shows.
-        `floor`: go on publishing after it, instead of after the cursor. Fences the owner. Raises KeyError.
+        `seq`, `hash_`: Kafka's cursor (None: it shows none; accepted as 0 until the next cursor is written).
+        `epoch`: the highest that Kafka shows. `floor`: go on publishing after it, instead of after the
+        cursor; without either, where the floor stands. Fences the owner. Raises KeyError.
         """
         values = {
             "lane_id": lane_id,
@@ -158,7 +159,7 @@ class OperatorViews(ABC):
             "hash": hash_,
             "epoch": epoch,
             "reason": reason,
-            "floor": floor if floor is not None else seq or 0,
+            "floor": floor,
         }
         found = await self._rows("lanes", "adopt_floor", values)
         if not found:
