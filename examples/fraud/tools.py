@@ -28,19 +28,20 @@ NO_EFFECT = frozenset({400, 404, 422})
 @tool(effect="read", timeout="5s", saves={"alert_id": "/id", "account_id": "/account/id"})
 async def get_alert(ctx: ToolContext, alert_id: AlertId) -> dict[str, Any]:
     """Read one fraud alert by its id."""
-    return _read(await ctx.http.get(f"/alerts/{alert_id}"), "alert")
+    return _read(await ctx.http.get(f"/alerts/{alert_id}", headers=_named(ctx)), "alert")
 
 
 @tool(effect="read", timeout="5s")
 async def get_account(ctx: ToolContext, account_id: AccountId) -> dict[str, Any]:
     """Read an account: when it was opened, its risk class."""
-    return _read(await ctx.http.get(f"/accounts/{account_id}"), "account")
+    return _read(await ctx.http.get(f"/accounts/{account_id}", headers=_named(ctx)), "account")
 
 
 @tool(effect="read", timeout="5s")
 async def list_transactions(ctx: ToolContext, account_id: AccountId) -> dict[str, Any]:
     """List the latest transactions of an account."""
-    return _read(await ctx.http.get(f"/accounts/{account_id}/transactions"), "account")
+    response = await ctx.http.get(f"/accounts/{account_id}/transactions", headers=_named(ctx))
+    return _read(response, "account")
 
 
 @tool(
@@ -56,7 +57,7 @@ async def add_note(ctx: ToolContext, alert_id: AlertId, text: NoteText) -> dict[
     response = await ctx.http.post(
         f"/alerts/{alert_id}/notes",
         json={"text": text},
-        headers={"Idempotency-Key": ctx.idempotency_key},
+        headers=_named(ctx),
     )
     return _written(response)
 
@@ -74,7 +75,7 @@ async def file_note(ctx: ToolContext, alert_id: AlertId, text: NoteText) -> dict
     response = await ctx.http.post(
         f"/alerts/{alert_id}/filings",
         json={"text": text},
-        headers={"Idempotency-Key": ctx.idempotency_key},
+        headers=_named(ctx),
     )
     return _written(response)
 
@@ -87,6 +88,11 @@ async def _filed(ctx: ToolContext, alert_id: AlertId, text: NoteText) -> Done | 
         return NotFound()
     response.raise_for_status()
     return Done(response.json())
+
+
+def _named(ctx: ToolContext) -> dict[str, str]:
+    """Reads name their call too: the bank's log and the audit trail can be laid side by side."""
+    return {"Idempotency-Key": ctx.idempotency_key}
 
 
 def _read(response: httpx.Response, what: str) -> dict[str, Any]:
