@@ -52,7 +52,7 @@ class History:
 
     runs: dict[str, list[Event]]
     statuses: dict[str, str]
-    dead_letters: list[tuple[str, int]]
+    dead_letters: list[str]
     added: Counter[str] = field(default_factory=Counter)
     not_done: set[str] = field(default_factory=set)
     """Intended writes (`run_id/loop_step/ordinal`) that the operator resolved as not done."""
@@ -63,10 +63,8 @@ def read_history(dsn: str, single_shot: Mapping[str, frozenset[str]]) -> History
     with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as connection:
         rows = connection.execute("select * from custody.step order by run_id, event_seq").fetchall()
         heads = connection.execute("select run_id, status from custody.checkpoint").fetchall()
-        letters = connection.execute(
-            "select reason, record_offset from custody.dead_letter order by lane_id, record_offset"
-        ).fetchall()
-    history = History({}, {}, [(row["reason"], row["record_offset"]) for row in letters])
+        letters = connection.execute("select reason from custody.dead_letter order by reason").fetchall()
+    history = History({}, {}, [row["reason"] for row in letters])
     for row in rows:
         history.runs.setdefault(row["run_id"], []).append(_event(row))
     for row in heads:
@@ -117,7 +115,8 @@ def _folded(events: Sequence[Event], single_shot: frozenset[str], history: Histo
         if event["kind"] in {"tool_result", "resolved"} and event.get("tool") in single_shot:
             folded.append(_ended(event, history))
             continue
-        if event["kind"] in {"parked", "resumed"} and _twin(folded, event):
+        if event["kind"] == "parked" and [one["kind"] for one in folded[-2:]] == ["parked", "resumed"]:
+            folded.pop()  # the first parked and the last resumed of such a row stay
             history.added["parked again"] += 1
             continue
         folded.append(event)
@@ -131,11 +130,3 @@ def _ended(event: Event, history: History) -> Event:
         history.not_done.add(f"{event['trace']['run_id']}/{event['trace']['loop_step']}/{event['ordinal']}")
     kept = {name: event[name] for name in ("tool", "ordinal", "trace", "effect")}
     return kept | {"kind": "tool_result", "result": "ended"}
-
-
-def _twin(folded: Sequence[Event], event: Event) -> bool:
-    """The second of two pairs of parked and resumed."""
-    pair = [earlier["kind"] for earlier in folded[-2:]]
-    if event["kind"] == "parked":
-        return pair == ["parked", "resumed"]
-    return pair[-1:] == ["resumed"]

@@ -32,7 +32,8 @@ pytestmark = [
 ]
 
 OUTAGE_S: Final = 20.0
-AFTERWARDS = tuple(single(f"later-{number}", "note") for number in range(4))
+LANES: Final = 2
+OTHERS = tuple(single(f"later-{number}", "note") for number in range(4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +62,21 @@ def through_an_outage(
     name = f"outage-{what.replace(' ', '-')}"
     dsn = servers.postgres.create_database(name.replace("-", "_"))
     asyncio.run(fill(dsn, folder / "contracts"))
-    world = World(servers.ground, name, dsn, folder, {})
+    world = World(servers.ground, name, dsn, folder, {}, [*PLAY, *OTHERS])
     try:
-        world.publish()
         serving = world.worker()
+        world.start([part.start() for part in OTHERS])
+        world.until_finished(serving)
+        # Both lanes have published, so their write gates are open; a closed one waits for Kafka
+        assert len(world.rows("select from custody.lane where published_seq > 0")) == LANES
+        world.publish(PLAY)
         world.until(lambda: "running" in world.statuses().values(), "runs are under way")
         take_away(world)
         bring_back(world)
         finish_and_compare(world, serving, baseline, what, began)
     finally:
+        servers.kafka.start()
+        servers.postgres.start()
         world.close()
 
 
@@ -137,7 +144,7 @@ def test_both_gone_for_20_s(servers: Servers, tmp_path: Path, baseline: Baseline
 def test_a_recreated_topic_under_a_live_consumer(make_world: MakeWorld, baseline: Baseline) -> None:
     """The group gets neither a rebalance nor an error; the topic's id tells (DESIGN 4)."""
     began = time.monotonic()
-    world = make_world([*PLAY, *AFTERWARDS])
+    world = make_world([*PLAY, *OTHERS])
     try:
         world.publish(PLAY)
         serving = world.worker()
@@ -149,7 +156,7 @@ def test_a_recreated_topic_under_a_live_consumer(make_world: MakeWorld, baseline
         admin.create_topics([NewTopic(kafka.topics.runs, kafka.partitions)])[kafka.topics.runs].result(20)
         world.until(lambda: kafka.topics.runs in admin.list_topics(timeout=10).topics, "it is back")
         # from offset 0 again, fewer than the consumer has seen: without the id it would skip them
-        world.start([part.start() for part in (*AFTERWARDS, PLAY[2])])
+        world.start([part.start() for part in (*OTHERS, PLAY[2])])
         finish_and_compare(world, serving, baseline, "topic recreated", began)
     finally:
         world.close()

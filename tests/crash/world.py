@@ -235,6 +235,13 @@ class World:
 
     # ---------------------------------------------------------------- time
 
+    def what_is_left(self) -> str:
+        left = self.rows(
+            "select run_id, status, park_reason, pending, not_after - custody.now() as in_s, attempts"
+            "  from custody.checkpoint where not custody.is_terminal(status)"
+        )
+        return f"not done: {left}, unpublished: {self.unpublished()}"
+
     def until_dead(self, serving: Serving) -> int | None:
         """Act until this worker is dead: its exit code. None: the runs ended and it lives."""
         deadline = time.monotonic() + FINISH_LIMIT_S
@@ -258,7 +265,7 @@ class World:
         deadline = time.monotonic() + FINISH_LIMIT_S
         while not self.finished():
             assert serving.exit_code is None, f"it ended: {serving.tail()}"
-            assert time.monotonic() < deadline, f"not done: {self.statuses()} {self.unpublished()}"
+            assert time.monotonic() < deadline, self.what_is_left()
             self.act()
             time.sleep(LOOK_S)
 
