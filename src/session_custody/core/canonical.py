@@ -30,6 +30,10 @@ from session_custody.core.bounds import JSON_DEPTH_MAX
 
 SAFE_INTEGER_MAX = 2**53 - 1
 
+_SORTED = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_ATOMS = frozenset({str, bool, type(None)})
+
 
 def accept(text: str) -> JsonValue:
     """Parse a document that a producer sent. Raises ValueError, with a reason and no content of it."""
@@ -52,13 +56,43 @@ def tame(value: object) -> JsonValue:
 
 
 def canonical(value: JsonValue) -> bytes:
-    """RFC 8785 bytes of a document that has passed `accept` or `tame`."""
+    """RFC 8785 bytes of a document that has passed `accept` or `tame`.
+
+    Almost every document is plain, and then the standard library's encoder in C writes the very same bytes
+    ten times faster (a property test compares the two). Everything else is left to `rfc8785`.
+    """
+    if _plain(value):
+        try:
+            return _SORTED.encode(value).encode()
+        except UnicodeEncodeError:
+            pass  # a lone surrogate: rfc8785 says what is wrong
     return rfc8785.dumps(value)
+
+
+def _plain(value: object) -> bool:
+    """No float (ECMAScript writes them in its own way), no integer that is refused, and keys whose order by
+    code points is their order by UTF-16 units.
+    """
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is int:
+        return -SAFE_INTEGER_MAX <= value <= SAFE_INTEGER_MAX  # type: ignore[operator]
+    if kind is dict:
+        for key, item in value.items():  # type: ignore[attr-defined]
+            if type(key) is not str or not key.isascii():
+                return False
+            if type(item) not in _ATOMS and not _plain(item):
+                return False
+        return True
+    if kind is list:
+        return all(type(item) in _ATOMS or _plain(item) for item in value)  # type: ignore[attr-defined]
+    return False
 
 
 def compact(value: JsonValue) -> str:
     """The text that rows hold: short, key order kept, never a raw NUL (Postgres text refuses it)."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _COMPACT.encode(value)
 
 
 def digest(value: JsonValue) -> bytes:

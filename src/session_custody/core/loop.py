@@ -282,7 +282,7 @@ def _ask(p: Progress, tools: tuple[ToolSchema, ...] | None) -> Machine[Turn | bo
         raise InvariantBroken("the model would be asked while a call has no result")
     fact = yield AskModel(
         instructions=None if p.manifest is None else p.manifest.instructions,
-        messages=messages(p.run.input, p.turns),
+        messages=messages(p.first, p.turns),
         tools=tools,
         timeout_s=p.limits.model_timeout_s,
         orchestration_step=p.stage,

@@ -30,10 +30,11 @@ from session_custody.core.commands import (
 )
 from session_custody.core.errors import InvariantBroken
 from session_custody.core.events import FORMAT, EventDraft, EventKind, RunFacts
+from session_custody.core.inference import UserText
 from session_custody.core.manifest import Effect, Manifest, ToolSpec
 from session_custody.core.pin import Limits, Pattern, Resolved, RunPin
 from session_custody.core.run import Checkpoint, ParkReason, Status, check_transition
-from session_custody.core.transcript import OK, StepRecord, Turn, read_turns, without_value
+from session_custody.core.transcript import OK, StepRecord, Turn, first_message, read_turns, without_value
 
 T = TypeVar("T")
 Machine = Generator[Command, Fact, T]
@@ -88,6 +89,7 @@ class Progress:
     def __init__(self, run: RunState) -> None:
         self.run = run
         self.cp = run.checkpoint
+        self._first: UserText | None = None
         self.turns = [replace(turn, results=dict(turn.results)) for turn in run.turns]
         self.resolved = run.pin.resolved
         if self.cp.loaded is not None:
@@ -120,6 +122,13 @@ class Progress:
     @property
     def turn(self) -> Turn | None:
         return self.turns[-1] if self.turns else None
+
+    @property
+    def first(self) -> UserText:
+        """The run's input as the model reads it in every turn; read when it is first needed."""
+        if self._first is None:
+            self._first = first_message(self.run.input)
+        return self._first
 
     @property
     def loop_step(self) -> int:
@@ -196,7 +205,9 @@ class Progress:
             wake_at = CLEAR
         fact = yield Commit(
             checkpoint=new,
-            drafts=tuple(replace(draft, status=new.status) for draft in drafts),
+            drafts=tuple(
+                draft if draft.status is new.status else replace(draft, status=new.status) for draft in drafts
+            ),
             consumes=tuple(self.consumes),
             not_after=not_after,
             wake_at=wake_at,
@@ -206,11 +217,11 @@ class Progress:
             return False
         if not isinstance(fact, Committed):
             raise unexpected(fact, "Commit")
-        self.cp = replace(
-            new,
-            not_after=_reached(not_after, self.cp.not_after, fact.now),
-            wake_at=_reached(wake_at, self.cp.wake_at, fact.now),
-        )
+        reached = _reached(not_after, self.cp.not_after, fact.now)
+        wakes = _reached(wake_at, self.cp.wake_at, fact.now)
+        if reached != new.not_after or wakes != new.wake_at:
+            new = replace(new, not_after=reached, wake_at=wakes)
+        self.cp = new
         self.drafts.clear()
         self.consumes.clear()
         self.working = dict(new.working or {})

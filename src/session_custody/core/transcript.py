@@ -57,6 +57,7 @@ class CallResult:
     value: JsonValue = None
     code: str | None = None
     text: str | None = None
+    _content: str | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def failed(self) -> bool:
@@ -71,7 +72,15 @@ class CallResult:
         return record
 
     def content(self) -> str:
-        """What the model reads: canonical JSON of the value, or of what stands for it."""
+        """What the model reads: canonical JSON of the value, or of what stands for it. Written once: every
+        later turn reads it again.
+        """
+        if self._content is None:
+            object.__setattr__(self, "_content", self._written())
+        assert self._content is not None
+        return self._content
+
+    def _written(self) -> str:
         if self.result == OK:
             return canonical.canonical(self.value).decode()
         if self.result in _TAKEN_EFFECT:
@@ -137,9 +146,9 @@ def first_message(input_text: str) -> UserText:
     return UserText(document if isinstance(document, str) else canonical.canonical(document).decode())
 
 
-def messages(input_text: str, turns: Sequence[Turn]) -> tuple[Part, ...]:
+def messages(first: UserText, turns: Sequence[Turn]) -> tuple[Part, ...]:
     """The whole conversation; every turn is complete: no Decide while a call has no result (DESIGN 8)."""
-    return (first_message(input_text), *(part for turn in turns for part in turn.parts()))
+    return (first, *(part for turn in turns for part in turn.parts()))
 
 
 def read_turns(steps: Sequence[StepRecord]) -> list[Turn]:

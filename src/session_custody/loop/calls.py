@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from session_custody import faults
 from session_custody.core.calls import (
@@ -46,6 +47,8 @@ from session_custody.ports import Clock, LaneFence, ModelClient, Send, ToolGate
 from session_custody.telemetry import STATION_ERRORS, STEP_DURATION, TOOL_CALLS, log
 
 GATE_LOOK_S: Final = 0.05
+
+T = TypeVar("T")
 
 
 class Caller:
@@ -120,9 +123,7 @@ class Caller:
         trace = self._facts.trace(command.orchestration_step, command.loop_step)
         seen = {"run_id": self._facts.run_id, "loop_step": command.loop_step}
         faults.reach("pep.before", **seen)
-        answers = await asyncio.gather(
-            *(self._authorize(command, pin, call, trace) for call in command.calls)
-        )
+        answers = await _together([self._authorize(command, pin, call, trace) for call in command.calls])
         faults.reach("pep.after", **seen)
         return Authorized(tuple(answers))
 
@@ -144,7 +145,7 @@ class Caller:
     # -------------------------------------------------------------- tools
 
     async def reads(self, command: CallReads) -> ReadsEnded:
-        answers = await asyncio.gather(*(self._read(read) for read in command.reads))
+        answers = await _together([self._read(read) for read in command.reads])
         return ReadsEnded(tuple(answers))
 
     async def _read(self, read: Sending) -> ToolAnswer:
@@ -197,6 +198,11 @@ class Caller:
 
     def _send(self, sending: Sending, start_by: float | None) -> Send:
         return Send(sending.key, sending.attempt, sending.timeout_s, start_by, self._traceparent)
+
+
+async def _together(calls: Sequence[Coroutine[Any, Any, T]]) -> Sequence[T]:
+    """Concurrently; a single one, which is the usual, without a task of its own."""
+    return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
 
 
 def _word(answer: ToolAnswer | None) -> str:

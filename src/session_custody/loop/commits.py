@@ -61,6 +61,8 @@ class Recorder:
         self._clock = clock
         self._signer = signer
         self._head: Checkpoint = run.checkpoint
+        self._version = run.checkpoint.version
+        """As the row has it: `_head` holds the one that its commit compared with."""
         self.offered_at: float | None = None
         """CLOCK_BOOTTIME from before the last commit that set not_after was first offered (DESIGN 8)."""
 
@@ -76,7 +78,7 @@ class Recorder:
             raise InvariantBroken("the machine and the chain disagree on head_seq")
         checkpoint = replace(
             command.checkpoint,
-            version=self._head.version,
+            version=self._version,
             head_hash=events[-1].hash if events else self._head.head_hash,
         )
         offer = RunCommit(
@@ -103,7 +105,8 @@ class Recorder:
             self.offered_at = self._clock.boottime()
         answer = await self._offer(offer)
         if answer is CommitAnswer.COMMITTED:
-            self._head = replace(checkpoint, version=checkpoint.version + 1)
+            self._head = checkpoint
+            self._version += 1
             self._count(command.drafts)
             for point in points:
                 faults.reach(f"{point}.after", **seen)

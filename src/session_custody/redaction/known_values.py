@@ -34,6 +34,7 @@ class KnownValues:
         self._key = secrets.token_bytes(16)
         self._values: dict[str, str] = {}
         self._forms: tuple[str, ...] = ()
+        self._shortest = 0
         self._marks: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
         self._escaped: tuple[tuple[re.Pattern[str], str], ...] = ()
@@ -51,6 +52,8 @@ class KnownValues:
             marks = {form: mark for value, mark in self._values.items() for form in forms_of(value)}
             # longest first, so that a form is not cut by another one inside of it
             forms = tuple(sorted(marks, key=len, reverse=True))
+            # first: values are only added, so whoever reads meanwhile looks into more texts, never into fewer
+            self._shortest = min(map(len, forms), default=0)
             self._pattern = re.compile("|".join(map(re.escape, forms))) if forms else None
             self._escaped = tuple(
                 (re.compile(escaped_pattern(value)), mark) for value, mark in self._values.items()
@@ -63,6 +66,8 @@ class KnownValues:
 
     def mask(self, text: str, location: str = "text") -> str:
         """The text without any known value. Almost every text has none: that is a search for each form."""
+        if len(text) < self._shortest:
+            return text  # no form of any value has room in it
         masked = text
         pattern, marks = self._pattern, self._marks
         if pattern is not None and any(form in masked for form in self._forms):
