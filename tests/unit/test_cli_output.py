@@ -46,7 +46,10 @@ def test_a_table_never_cuts_an_id_and_cuts_sentences(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert LONG_ID in out
     assert "y" * (SENTENCE_CHARS_MAX - 1) + "…" in out
-    assert "2026-08-14 00:00:00" in out
+    assert "2026-08-14 00:00:00Z" in out
+    show_rows([], Form.TABLE, ("run_id",), "run_id")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "none\n")
 
 
 def test_what_a_stranger_wrote_is_neither_markup_nor_a_control_sequence(

@@ -83,6 +83,14 @@ def test_a_doubt_says_what_is_not_known_why_and_what_to_do(code: str, cause: str
         assert part in sentence
 
 
+def test_a_not_done_that_is_too_early_is_said_with_its_time() -> None:
+    early = explain(evidence("in_doubt", doubt_seq=9, not_after=NOW + timedelta(seconds=5)))
+    assert "--not-done from 2026-08-14 02:11:10Z on" in early
+    assert "--not-done from" not in explain(evidence("in_doubt", doubt_seq=9, not_after=NOW))
+    hanging = explain(evidence("in_doubt", doubt_seq=9, not_after=NOW, call_running=True))
+    assert "--not-done once its call has ended" in hanging
+
+
 @pytest.mark.parametrize("status", sorted(TERMINAL))
 def test_a_finished_run_says_how_and_why(status: Status) -> None:
     last = {"event_seq": 9, "kind": "outcome", "code": "max_loop_steps", "recorded_at": NOW}
@@ -103,7 +111,7 @@ def test_the_evidence_is_short_and_names_what_stands_in_the_way() -> None:
     ]
     lane = {"went_back": True, "backlog": 12}
     lines = dict(facts(evidence("running", lane=lane, dead_letters=letters)))
-    assert lines["lane"].endswith("owner alive 1.0 s ago")
+    assert lines["lane"] == "lane 3 (custody.runs/2, epoch 7), owner someone alive 1.0 s ago"
     assert lines["loop steps"] == "3 of 12"
     assert lines["unpublished"].startswith("12 ")
     assert "adopt-floor" in lines["publication"]

@@ -7,13 +7,13 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from session_custody.cli.output import Exit, fail, say
 from session_custody.demo.prepare import install, publish_examples
-from session_custody.demo.processes import Worker
+from session_custody.demo.processes import Worker, side_server
 from session_custody.devstack import DevStack
 from session_custody.resources import examples_dir
 
@@ -21,15 +21,21 @@ FRAUD = "fraud"
 
 
 def stay(apps: Sequence[str], folder: Path | None) -> None:
-    """Start everything, print a file to source, wait. Without `--app` the fraud example is served by a
-    scripted model, so that a first run needs nothing."""
+    """Start everything, print a file to source, wait.
+
+    Without `--app` the fraud example is served, with a scripted model and a played bank: a first run
+    needs nothing.
+    """
     with ExitStack() as cleanup:
         place = folder or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="custody-dev-")))
         place.mkdir(parents=True, exist_ok=True)
         addresses = cleanup.enter_context(DevStack()).start()
         extra = {key: value for key, value in os.environ.items() if key.startswith("CUSTODY_")}
         if not apps:
+            bank, port = side_server("toolserver", place / "bank.log", "--ledger", str(place / "ledger"))
+            cleanup.callback(bank.stop)
             extra = {
+                "CUSTODY_TOOLS__BASE_URL": f"http://127.0.0.1:{port}",
                 "CUSTODY_MODEL__KIND": "scripted",
                 "CUSTODY_MODEL__SCRIPTED_FILE": str(examples_dir() / FRAUD / "model.yaml"),
                 **extra,
@@ -44,19 +50,22 @@ def stay(apps: Sequence[str], folder: Path | None) -> None:
         worker = Worker(1, environment, place / "worker.log", apps or (FRAUD,))
         cleanup.callback(worker.stop)
         worker.wait_ready()
-        _tell(installation.environment, place, worker)
+        example = None if apps else examples_dir() / FRAUD / "start.yaml"
+        _tell(installation.environment, place, worker, example)
         _wait(worker)
 
 
-def _tell(environment: dict[str, str] | object, place: Path, worker: Worker) -> None:
-    assert isinstance(environment, dict)
+def _tell(environment: Mapping[str, str], place: Path, worker: Worker, example: Path | None) -> None:
     settings = place / "custody.env"
     settings.touch(mode=0o600)
     settings.write_text(
         "".join(f"export {key}='{value}'\n" for key, value in environment.items()), encoding="utf-8"
     )
     say(f"worker ready: http://127.0.0.1:{worker.http_port}/readyz?verbose, log {worker.log_path}")
-    say(f"in another shell:  . {settings}  and then, for example,  custody run list")
+    say(f"in another shell:  . {settings}  and then, for example,")
+    if example is not None:
+        say(f"    custody run start -f {example}")
+    say("    custody run list")
 
 
 def _wait(worker: Worker) -> None:

@@ -23,6 +23,7 @@ COLUMNS = (
     "next_seq",
     "published_seq",
     "backlog",
+    "oldest_unpublished_at",
     "unclean_ends",
     "went_back",
 )

@@ -125,7 +125,10 @@ def show_rows(rows: Sequence[Mapping[str, Any]], form: Form, columns: Sequence[s
             for row in rows:
                 sys.stdout.write(f"{row[id_column]}\n")
         case Form.TABLE:
-            _table(rows, columns)
+            if rows:
+                _table(rows, columns)
+            else:
+                say("none")
 
 
 def show_record(record: Mapping[str, Any], form: Form, id_key: str) -> None:
@@ -184,7 +187,7 @@ def cell(value: Any) -> str:
         case None:
             return "-"
         case datetime():
-            return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+            return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         case dict() | list() | tuple():
             return printable(json.dumps(value, default=_plain, ensure_ascii=False))
         case _:

@@ -129,7 +129,17 @@ def _in_doubt(evidence: Evidence) -> str:
         f"It is in doubt: nobody knows whether {pending.get('tool', 'its write')} with key "
         f"{pending.get('key', '-')} took effect{f', because {cause}' if cause else ''}; look there, then "
         f"custody run resolve {evidence['run_id']} --done or --not-done, with --reason "
-        f"(event {evidence.get('doubt_seq')}).{_ending(evidence)}"
+        f"(event {evidence.get('doubt_seq')}{_not_yet(evidence)}).{_ending(evidence)}"
+    )
+
+
+def _not_yet(evidence: Evidence) -> str:
+    """A call may have been started until not_after: before that nobody can say that it has no effect."""
+    not_after, now = evidence.get("not_after"), evidence["now"]
+    if evidence.get("call_running"):
+        return "; --not-done once its call has ended"
+    return (
+        f"; --not-done from {clock_text(not_after)} on" if not_after is not None and not_after > now else ""
     )
 
 
@@ -153,11 +163,8 @@ def facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
     lane = evidence["lane"]
     yield "status", f"{evidence['status']}, last written {_ago(evidence.get('updated_at'), now)}"
     if not Status(evidence["status"]).terminal:
-        owner = "no owner" if lane["owner"] is None else f"owner alive {_ago(lane['last_alive'], now)}"
-        yield (
-            "lane",
-            f"{lane['lane_id']} ({lane['topic']}/{lane['partition']}), epoch {lane['epoch']}, {owner}",
-        )
+        alive = f"owner {lane['owner']} alive {_ago(lane['last_alive'], now)}"
+        yield "lane", f"{_lane(lane)}, {'no owner' if lane['owner'] is None else alive}"
     pin = evidence["pin"]
     yield (
         "pin",
@@ -177,7 +184,10 @@ def facts(evidence: Evidence) -> Iterator[tuple[str, str]]:
         yield "last step", _step(last, now)
     if (pending := evidence.get("pending")) is not None:
         not_after = clock_text(evidence.get("not_after"))
-        yield "open write", f"{pending['tool']} {pending['key']}, not sent again before {not_after}"
+        until = evidence.get("not_after")
+        over = isinstance(until, datetime) and until <= now
+        rule = "its call cannot start any more, since" if over else "not sent again before"
+        yield "open write", f"{pending['tool']} {pending['key']}, {rule} {not_after}"
     for signal in evidence.get("signals") or ():
         yield "unread signal", f"{signal['kind']} by {signal['source']}, {_ago(signal['created_at'], now)}"
     dead = evidence.get("dead_letters") or ()

@@ -207,7 +207,13 @@ class Tenure:
             return None
         if row.topic_id != topic_id:
             await self.regenerate(fence, topic_id, await self._topic.earliest(self.partition))
-        log.info("a lane is acquired", lane_id=row.lane_id, partition=self.partition, epoch=row.epoch)
+        log.info(
+            "a lane is acquired",
+            lane_id=row.lane_id,
+            partition=self.partition,
+            epoch=row.epoch,
+            owner=str(fence.owner),  # what `run why` names: whose log this is
+        )
         return Incarnation(row, fence, self._publication(fence), self._around, self._changed.set)
 
     async def regenerate(self, fence: LaneFence, topic_id: str, offset: int) -> None:
