@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,10 +16,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from session_custody.demo.processes import Worker
+from session_custody.demo.processes import Worker, free_port
 from session_custody.wire import decode_event
 from tests.integration.bench import calls, says
-from tests.integration.rig import MODEL_KEY, PARTITIONS, Rig, wait_until
+from tests.integration.rig import APP, MODEL_KEY, PARTITIONS, ROOT, Rig, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.valkey]
 
@@ -194,3 +197,58 @@ def test_a_second_signal_ends_a_worker_at_once_and_safely(own_rig: Rig) -> None:
         assert worker.wait() in {0, 1}
     own_rig.worker()
     own_rig.until("run-twice", "succeeded")
+
+
+# ---------------------------------------------------------------- starts that cannot be
+
+
+def started(rig: Rig, name: str, **change: str) -> Worker:
+    """A `custody serve` with one thing changed, not waited for."""
+    log = rig.folder / f"{name}.log"
+    env = {**rig.environment, "PYTHONPATH": str(ROOT), **change}
+    worker = Worker(99, env, log, [APP])
+    rig.workers.append(worker)
+    return worker
+
+
+def test_a_worker_that_waits_for_postgres_is_alive_not_ready_and_ends_when_told(own_rig: Rig) -> None:
+    nobody = f"postgresql://custody:canary-password-71e0@127.0.0.1:{free_port()}/custody"
+    worker = started(own_rig, "waits", CUSTODY_POSTGRES__DSN=nobody)
+    assert wait_until(lambda: worker.answers("/livez"))
+    assert wait_until(lambda: "waiting for postgres" in page(worker, "/readyz?verbose").text)
+    assert page(worker, "/livez").status == 200
+    ready = page(worker, "/readyz?verbose")
+    assert ready.status == 503
+    assert "[-]started failed: waiting for postgres" in ready.text
+    assert end(worker) == 0
+    assert "canary-password" not in worker.log_path.read_text(encoding="utf-8")
+
+
+def test_a_start_that_would_be_wrong_is_refused_with_the_settings_name(own_rig: Rig) -> None:
+    served = own_rig.worker()
+    wrong = {
+        "CUSTODY_KAFKA__GROUP": ("another-group", "CUSTODY_POSTGRES__DSN"),
+        "CUSTODY_AUDIT__SIGNING_KEY_FILE": ("/nowhere/key.pem", "CUSTODY_AUDIT__SIGNING_KEY_FILE"),
+        "CUSTODY_MODEL__URL": ("ftp://models", "CUSTODY_MODEL__URL"),
+    }
+    children = {name: started(own_rig, name, **{name: value}) for name, (value, _) in wrong.items()}
+    for name, worker in children.items():
+        assert worker.wait(60) == 2
+        said = worker.log_path.read_text(encoding="utf-8")
+        assert wrong[name][1] in said.splitlines()[-1], said
+        assert "Traceback" not in said
+    taken = refused(own_rig, APP, CUSTODY_HTTP__PORT=str(served.http_port))
+    assert "CUSTODY_HTTP__PORT" in taken
+    assert "no_such_app_anywhere" in refused(own_rig, "no_such_app_anywhere")
+
+
+def refused(rig: Rig, app: str, **change: str) -> str:
+    """`custody serve` in a process of its own that ends with exit code 2; what it said last."""
+    done = subprocess.run(
+        [sys.executable, "-m", "session_custody", "serve", "--app", app],
+        capture_output=True, text=True, timeout=60, check=False, cwd=rig.folder,
+        env={**os.environ, **rig.environment, "PYTHONPATH": str(ROOT), "CUSTODY_HTTP__PORT": "0", **change},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]

@@ -110,6 +110,10 @@ class Worker(Child):
             time.sleep(POLL_S)
         raise Unavailable(self.name, f"not ready within {limit_s:.0f} s; see {self.log_path}")
 
+    def answers(self, path: str) -> bool:
+        """Whether it answers this path with success."""
+        return self._get(path) is not None
+
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples that carry these labels; 0 when it cannot be asked."""
         page = self._get("/metrics") or ""

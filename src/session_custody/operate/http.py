@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from session_custody.core.errors import SettingsError
 from session_custody.operate.health import Finding, Health, passed
 from session_custody.telemetry import REGISTRY
 
@@ -33,7 +34,7 @@ class OperateServer:
     def __init__(self, health: Health, host: str, port: int, version: dict[str, str]) -> None:
         self._health = health
         self._version = version
-        self._socket = socket.create_server((host, port), family=_family(host))
+        self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             self._application(),
@@ -93,6 +94,15 @@ def _page(request: Request, findings: Sequence[Finding]) -> Response:
     else:
         text = "ok" if good else "failed"
     return PlainTextResponse(text + "\n", status_code=200 if good else 503)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises SettingsError: a second worker on one machine is the usual cause."""
+    try:
+        return socket.create_server((host, port), family=_family(host))
+    except OSError as error:
+        problem = f"{host}:{port} cannot be listened on ({error.strerror}); 0 takes a free port"
+    raise SettingsError("CUSTODY_HTTP__PORT", problem)
 
 
 def _family(host: str) -> socket.AddressFamily:

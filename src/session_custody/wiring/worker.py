@@ -1,9 +1,9 @@
 """One worker: `custody serve`. Start order, health, and the drain at SIGTERM.
 
-    start   store -> clock -> deployment check -> contracts, gate, model -> lanes -> intake joins the group ->
-    HTTP drain   readyz says no -> lanes drain (steps under way commit, publication flushes, owners are
-    emptied)
-            -> the consumer leaves the group -> HTTP, store close
+    start   HTTP (alive, not ready) -> store -> clock -> contracts, gate, model -> deployment check -> lanes
+            -> intake joins the group
+    drain   readyz says no -> lanes drain (steps under way commit, publication flushes, owners are emptied)
+            -> the consumer leaves the group -> store close, HTTP
 
 A second SIGTERM, or SIGKILL at any instant, is safe: that is what the rest of this project is about.
 """
@@ -49,6 +49,7 @@ from session_custody.store import PostgresStore
 from session_custody.telemetry import BUILD, LANES_ORPHANED, RUNS, add_redaction, configure_logging, log
 from session_custody.tools.gate import Gate
 from session_custody.tools.registry import Registry
+from session_custody.wire import Ed25519Signer
 from session_custody.wiring.parts import input_topic, model_of, open_store, signer_of, topics_of
 
 SAMPLE_EVERY_S: Final = 5.0
@@ -101,6 +102,10 @@ def _end_with_stdin() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+class _ToldToStop(Exception):
+    """SIGTERM came before there was anything to drain."""
+
+
 class Worker:
     """Everything of one process, made in `serve`."""
 
@@ -115,10 +120,11 @@ class Worker:
         self.registry = registry
         self.model = model
         self.pdp = pdp
-        self.health = Health()
+        self.health = Health(ready=[self._starting])
         self._stop = asyncio.Event()
         self._fatal: Exception | None = None
         self._postgres_up = False
+        self._awaited: str | None = None
 
     # ---------------------------------------------------------------- life
 
@@ -132,7 +138,20 @@ class Worker:
             faults.arm_kill(settings.fault)
         self._catch_signals()
         signer = signer_of(settings)
+        with contextlib.suppress(_ToldToStop):
+            await self._serve(known, signer)
+        log.info("ended")
+        if self._fatal is not None:
+            raise self._fatal
+
+    async def _serve(self, known: KnownValues, signer: Ed25519Signer) -> None:
+        settings = self.settings
         async with contextlib.AsyncExitStack() as closing:
+            http = OperateServer(
+                self.health, settings.http.host, settings.http.port, {"version": version("session-custody")}
+            )
+            http.start()
+            closing.push_async_callback(http.close)
             store = await self._open_store()
             closing.push_async_callback(store.close)
             clock = DatabaseClock(store.now, settings.lanes.clock_hold_s)
@@ -194,11 +213,6 @@ class Worker:
             )
             watchdog = Watchdog(intake, _timings(settings).stall_after_s, settings.kafka.session_timeout_s)
             self._probes(intake, keeper, publications, clock)
-            http = OperateServer(
-                self.health, settings.http.host, settings.http.port, {"version": version("session-custody")}
-            )
-            http.start()
-            closing.push_async_callback(http.close)
             standing = [
                 asyncio.create_task(clock.follow(), name="clock"),
                 asyncio.create_task(self._sample(store), name="sample"),
@@ -216,9 +230,6 @@ class Worker:
             for task in standing:
                 task.cancel()
             await asyncio.gather(*standing, return_exceptions=True)
-        log.info("ended")
-        if self._fatal is not None:
-            raise self._fatal
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -242,10 +253,7 @@ class Worker:
             try:
                 return await open_store(self.settings)
             except Unavailable as error:
-                if self._stop.is_set():
-                    raise
-                log.warning("waiting for postgres", reason=error.detail)
-                await asyncio.sleep(START_RETRY_S)
+                await self._wait_for("postgres", error)
 
     async def _cluster(self, ask: object) -> str:
         assert callable(ask)
@@ -253,10 +261,19 @@ class Worker:
             try:
                 return str(await ask())
             except Unavailable as error:
-                if self._stop.is_set():
-                    raise
-                log.warning("waiting for kafka", reason=error.detail)
-                await asyncio.sleep(START_RETRY_S)
+                await self._wait_for("kafka", error)
+
+    async def _wait_for(self, what: str, error: Unavailable) -> None:
+        """A dependency is away at start: alive, not ready, and it is asked again soon."""
+        self._awaited = what
+        log.warning(f"waiting for {what}", reason=error.detail)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), START_RETRY_S)
+        if self._stop.is_set():
+            raise _ToldToStop
+
+    def _starting(self) -> Finding:
+        return Finding("started", Grade.FAILED, f"waiting for {self._awaited}" if self._awaited else "")
 
     async def _check_deployment(self, store: PostgresStore, cluster: str) -> None:
         """Refuse the wrong database or group (DESIGN 6)."""
@@ -309,7 +326,7 @@ class Worker:
             return Finding("clock", Grade.DEGRADED if clock.held else Grade.OK)
 
         self.health.live.append(poll_thread)
-        self.health.ready.extend([postgres, consumer, lanes, publication, clocks])
+        self.health.ready[:] = [postgres, consumer, lanes, publication, clocks]
 
     async def _sample(self, store: PostgresStore) -> None:
         """Look at Postgres now and then: is it there, how many runs stand where, which lanes nobody owns.
