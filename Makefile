@@ -7,7 +7,7 @@ STAMP  := .venv/.installed
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test pytest crash lint format wheel clean
+.PHONY: help setup demo test pytest crash bench lint format wheel clean
 
 help: ## show this list
 	@while IFS= read -r line; do case $$line in \
@@ -34,6 +34,10 @@ pytest: $(STAMP) ## the tests alone; PYTEST_ARGS="tests/unit -k settings" narrow
 
 crash: $(STAMP) ## every kill test: SIGKILL before and after every commit of every station, a row for each
 	$(BIN)/python -m pytest tests/crash -m crash $(PYTEST_ARGS)
+
+BENCH_ARGS ?=
+bench: $(STAMP) ## the product beside a bare writer, on a server that loses nothing; BENCH_ARGS="--quick -o json"
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 lint: $(STAMP) ## ruff, mypy --strict, the contracts on imports
 	$(BIN)/ruff check .
