@@ -77,7 +77,8 @@ def _lines(report: Report) -> Iterator[str]:
         yield (
             f"{each.contestant:8} {each.effect:5} {each.at_once:8} {each.steps_per_s:9,.0f}"
             f" {each.p50_ms:8.1f} {each.p99_ms:8.1f} {each.client_cpu_s_per_1000:9.3f}"
-            f" {each.server_cpu_s_per_1000:8.3f} {each.wal_bytes_per_step:8,.0f} {each.flushes_per_step:8.3f}{shown}"
+            f" {each.server_cpu_s_per_1000:8.3f} {each.wal_bytes_per_step:8,.0f}"
+            f" {each.flushes_per_step:8.3f}{shown}"
         )
     held = report.memory
     yield ""

@@ -138,3 +138,13 @@ def test_many_secrets_and_a_long_text_are_no_matter() -> None:
 def test_a_sink_masks_under_its_own_name() -> None:
     mask: Any = KnownValues([CANARY]).at("inference")
     assert "[redacted:" in mask(CANARY)
+
+
+def test_a_text_that_was_clean_is_masked_once_its_value_is_known() -> None:
+    known = KnownValues(["another-value-0001"])
+    mask = known.at("inference")
+    text = f"the tool said {CANARY} and nothing else"
+    assert mask(text) == mask(text) == text
+    known.add(CANARY)
+    assert CANARY not in mask(text)
+    assert mask(text) == known.mask(text)

@@ -130,13 +130,17 @@ def build_request(
 
 def _masked(part: Part, mask: Mask) -> Part:
     match part:
-        case UserText(text):
-            return UserText(mask(text))
-        case ToolOutput(call_id, tool, content, failed):
-            return ToolOutput(call_id, tool, mask(content), failed)
+        case UserText():
+            masked = mask(part.text)
+            return part if masked is part.text else UserText(masked)
+        case ToolOutput():
+            masked = mask(part.content)
+            return (
+                part if masked is part.content else ToolOutput(part.call_id, part.tool, masked, part.failed)
+            )
         case AssistantTurn(text, calls):
             return AssistantTurn(
-                None if text is None else mask(text), tuple(_masked_call(c, mask) for c in calls)
+                None if text is None else mask(text), tuple([_masked_call(call, mask) for call in calls])
             )
 
 

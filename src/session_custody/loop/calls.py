@@ -47,6 +47,8 @@ from session_custody.ports import Clock, LaneFence, ModelClient, Send, ToolGate
 from session_custody.telemetry import STATION_ERRORS, STEP_DURATION, TOOL_CALLS, log
 
 GATE_LOOK_S: Final = 0.05
+_DECIDING: Final = STEP_DURATION.labels(kind="decide")
+_IN_A_TOOL: Final = STEP_DURATION.labels(kind="tool")
 
 T = TypeVar("T")
 
@@ -106,7 +108,7 @@ class Caller:
         except Exception as error:  # noqa: BLE001 - a client of the team's own: its bug is an outage of the model
             log.error("the model client raised", error=type(error).__name__)
             return self._failed("model_error")
-        STEP_DURATION.labels(kind="decide").observe(time.monotonic() - began)
+        _DECIDING.observe(time.monotonic() - began)
         faults.reach("decide.after", **seen)
         if not isinstance(proposal, Proposal):
             log.error("the model client returned no proposal", error=type(proposal).__name__)
@@ -177,7 +179,7 @@ class Caller:
             STATION_ERRORS.labels(station="tool", error=type(error).__name__).inc()
             log.error("the gate raised", error=type(error).__name__)
             answer = None
-        STEP_DURATION.labels(kind="tool").observe(time.monotonic() - began)
+        _IN_A_TOOL.observe(time.monotonic() - began)
         TOOL_CALLS.labels(tool=spec.name, effect=spec.effect.value, result=_word(answer)).inc()
         faults.reach("tool.after", **seen)
         return answer

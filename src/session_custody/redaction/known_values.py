@@ -22,6 +22,10 @@ WORD_CHARS_MIN: Final = 12
 VALUE_CHARS_MAX: Final = 64 * 1024
 VALUES_MAX: Final = 2_000
 MARK_CHARS: Final = 8
+SAYS_AGAIN: Final = frozenset({"inference"})
+"""Sinks that are given a whole conversation in every turn."""
+REMEMBERED_MAX: Final = 8_192
+REMEMBERED_CHARS_MAX: Final = 2_048
 _WORD: Final = re.compile(r"[A-Za-z]+|[0-9]+")
 _ESCAPE: Final = re.compile(r"\\u[0-9A-Fa-f]{4}|%[0-9A-Fa-f]{2}")
 
@@ -35,6 +39,7 @@ class KnownValues:
         self._values: dict[str, str] = {}
         self._forms: tuple[str, ...] = ()
         self._shortest = 0
+        self._clean: set[str] = set()
         self._marks: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
         self._escaped: tuple[tuple[re.Pattern[str], str], ...] = ()
@@ -60,9 +65,25 @@ class KnownValues:
             )
             self._marks = marks
             self._forms = forms
+            # last: a text that was judged by the values of before goes into the set of before
+            self._clean = set()
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def mask_again(self, text: str, location: str) -> str:
+        """`mask` for a sink that is given the same texts again and again: those without any value are
+        remembered until a value is added.
+        """
+        clean = self._clean
+        if text in clean:
+            return text
+        masked = self.mask(text, location)
+        if masked == text and self._shortest <= len(text) <= REMEMBERED_CHARS_MAX:
+            if len(clean) >= REMEMBERED_MAX:
+                clean.clear()
+            clean.add(text)
+        return masked
 
     def mask(self, text: str, location: str = "text") -> str:
         """The text without any known value. Almost every text has none: that is a search for each form."""
@@ -81,6 +102,8 @@ class KnownValues:
 
     def at(self, location: str) -> Callable[[str], str]:
         """`mask` for one sink, counted under its name."""
+        if location in SAYS_AGAIN:
+            return lambda text: self.mask_again(text, location)
         return lambda text: self.mask(text, location)
 
     def _mark(self, value: str) -> str:
