@@ -16,6 +16,7 @@ from session_custody.demo.prepare import install, publish_examples
 from session_custody.demo.processes import Worker, side_server
 from session_custody.devstack import DevStack
 from session_custody.resources import examples_dir
+from session_custody.settings import Settings
 
 FRAUD = "fraud"
 
@@ -26,11 +27,14 @@ def stay(apps: Sequence[str], folder: Path | None) -> None:
     Without `--app` the fraud example is served, with a scripted model and a played bank: a first run
     needs nothing.
     """
+    extra = {key: value for key, value in os.environ.items() if key.startswith("CUSTODY_")}
+    if apps:
+        _need_model(Settings.load(extra))
     with ExitStack() as cleanup:
         place = folder or Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="custody-dev-")))
+        place = place.resolve()  # the children run elsewhere
         place.mkdir(parents=True, exist_ok=True)
         addresses = cleanup.enter_context(DevStack()).start()
-        extra = {key: value for key, value in os.environ.items() if key.startswith("CUSTODY_")}
         if not apps:
             bank, port = side_server("toolserver", place / "bank.log", "--ledger", str(place / "ledger"))
             cleanup.callback(bank.stop)
@@ -47,12 +51,22 @@ def stay(apps: Sequence[str], folder: Path | None) -> None:
             filter(None, [str(Path.cwd()), str(examples_dir()), os.environ.get("PYTHONPATH")])
         )
         environment = {**installation.environment, "PYTHONPATH": path}
-        worker = Worker(1, environment, place / "worker.log", apps or (FRAUD,))
+        worker = Worker(1, environment, place / "worker.log", apps or (FRAUD,), Path.cwd())
         cleanup.callback(worker.stop)
         worker.wait_ready()
         example = None if apps else examples_dir() / FRAUD / "start.yaml"
         _tell(installation.environment, place, worker, example)
         _wait(worker)
+
+
+def _need_model(settings: Settings) -> None:
+    """Say what is missing before any server starts, and the way that needs no gateway."""
+    if settings.model.kind == "http" and settings.model.url is None:
+        raise fail(
+            "no model is set: CUSTODY_MODEL__URL names a gateway; or let a file answer, with "
+            "CUSTODY_MODEL__KIND=scripted and CUSTODY_MODEL__SCRIPTED_FILE=model.yaml",
+            Exit.USAGE,
+        )
 
 
 def _tell(environment: Mapping[str, str], place: Path, worker: Worker, example: Path | None) -> None:

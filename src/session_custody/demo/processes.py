@@ -25,14 +25,20 @@ class Child:
     """A process whose standard input is a pipe of ours: it ends itself when that closes."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
         self.log_path = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env, cwd=log.parent
-            )
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env,
+                cwd=folder or log.parent,
+            )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -84,9 +90,16 @@ def side_server(module: str, log: Path, *arguments: str) -> tuple[Child, int]:
 
 
 class Worker(Child):
-    """One `custody serve`."""
+    """One `custody serve`, in `folder`: what its settings' relative paths are relative to."""
 
-    def __init__(self, number: int, settings: Mapping[str, str], log: Path, apps: Sequence[str]) -> None:
+    def __init__(
+        self,
+        number: int,
+        settings: Mapping[str, str],
+        log: Path,
+        apps: Sequence[str],
+        folder: Path | None = None,
+    ) -> None:
         self.number = number
         self.http_port = free_port()
         env = {
@@ -97,14 +110,14 @@ class Worker(Child):
         command = [sys.executable, "-m", "session_custody", "serve", "--until-stdin-closes"]
         for app in apps:
             command += ["--app", app]
-        super().__init__(f"worker {number}", command, log, env)
+        super().__init__(f"worker {number}", command, log, env, folder)
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> float:
         """Return the seconds it took until /readyz said yes."""
         began = time.monotonic()
         while time.monotonic() - began < limit_s:
             if not self.running:
-                raise Unavailable(self.name, f"it ended at start; see {self.log_path}")
+                raise Unavailable(self.name, f"it ended at start: {self._last_words()}; log {self.log_path}")
             if self._get("/readyz") is not None:
                 return time.monotonic() - began
             time.sleep(POLL_S)
@@ -113,6 +126,11 @@ class Worker(Child):
     def answers(self, path: str) -> bool:
         """Whether it answers this path with success."""
         return self._get(path) is not None
+
+    def _last_words(self) -> str:
+        """The log's last line: the log itself may go with a temporary folder."""
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "it said nothing")
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples that carry these labels; 0 when it cannot be asked."""
