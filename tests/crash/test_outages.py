@@ -6,6 +6,7 @@ On servers of their own: nobody else's tests stand on them.
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from confluent_kafka.cimpl import NewTopic
 
 from session_custody.devstack import KafkaServer, PostgresServer
 from tests.crash.contracts import fill
-from tests.crash.play import PLAY, single
+from tests.crash.history import History
+from tests.crash.play import PLAY, Part, single
 from tests.crash.scenario import Baseline, compare
 from tests.crash.serving import Serving
 from tests.crash.world import Ground, MakeWorld, World
@@ -33,6 +35,9 @@ pytestmark = [
 
 OUTAGE_S: Final = 20.0
 LANES: Final = 2
+WRITERS = tuple(
+    Part(f"writer-{run}", [[("note", f"writer-{run}-{turn}")] for turn in range(6)]) for run in range(16)
+)
 OTHERS = tuple(single(f"later-{number}", "note") for number in range(4))
 
 
@@ -80,12 +85,14 @@ def through_an_outage(
         world.close()
 
 
-def finish_and_compare(world: World, serving: Serving, baseline: Baseline, what: str, began: float) -> None:
+def finish_and_compare(
+    world: World, serving: Serving, baseline: Baseline, what: str, began: float
+) -> History:
     world.until_finished(serving)
     serving.wait_ready()
     assert len(world.workers) == 1, "nobody had to start another one"
     serving.stop()
-    compare(world, baseline, what, None, began)
+    return compare(world, baseline, what, None, began)
 
 
 def nothing_for_a_while(_: World) -> None:
@@ -141,6 +148,37 @@ def test_both_gone_for_20_s(servers: Servers, tmp_path: Path, baseline: Baseline
     assert servers.postgres.running
 
 
+def test_writes_in_hand_when_both_go_wait_for_the_gate_and_not_for_a_person(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """An intent whose commit met the outage: no allowance is spent on a gate that waits for Kafka."""
+    dsn = servers.postgres.create_database("outage_of_writes")
+    asyncio.run(fill(dsn, tmp_path / "contracts"))
+    world = World(servers.ground, "outage-of-writes", dsn, tmp_path, {}, [*OTHERS, *WRITERS])
+    try:
+        # frozen while both go, so that an intent is in hand when they are gone
+        serving = world.worker(module="tests.crash.armed", CRASH_STOP="intent.before@12")
+        world.start([part.start() for part in OTHERS])
+        world.until_finished(serving)
+        world.start([part.start() for part in WRITERS])
+        world.until(lambda: serving.stopped, "an intent is about to be committed")
+        servers.postgres.kill()
+        servers.kafka.kill()
+        servers.postgres.start()  # at once: only Kafka keeps the gates closed
+        world.reconnect()
+        serving.send(signal.SIGCONT)
+        nothing_for_a_while(world)
+        servers.kafka.start()
+        world.until_finished(serving)
+        assert world.rows("select from custody.step where kind in ('parked', 'in_doubt')") == []
+        assert set(world.effects().values()) == {1}
+        world.judge(world.history())
+    finally:
+        servers.kafka.start()
+        servers.postgres.start()
+        world.close()
+
+
 def test_a_recreated_topic_under_a_live_consumer(make_world: MakeWorld, baseline: Baseline) -> None:
     """The group gets neither a rebalance nor an error; the topic's id tells (DESIGN 4)."""
     began = time.monotonic()
@@ -157,6 +195,8 @@ def test_a_recreated_topic_under_a_live_consumer(make_world: MakeWorld, baseline
         world.until(lambda: kafka.topics.runs in admin.list_topics(timeout=10).topics, "it is back")
         # from offset 0 again, fewer than the consumer has seen: without the id it would skip them
         world.start([part.start() for part in (*OTHERS, PLAY[2])])
-        finish_and_compare(world, serving, baseline, "topic recreated", began)
+        history = finish_and_compare(world, serving, baseline, "topic recreated", began)
+        assert set(history.statuses.values()) == {"succeeded"}
+        assert set(history.statuses) == set(world.parts)
     finally:
         world.close()

@@ -89,20 +89,39 @@ def test_a_result_that_postgres_refuses_is_stored_as_done_without_it() -> None:
     assert "result_not_storable" in repr(stations.model.requests[1].messages[-1])
 
 
-def test_no_write_goes_out_through_a_closed_gate_or_a_lost_fence() -> None:
+def test_no_write_goes_out_through_a_closed_gate_and_waiting_for_it_costs_one_renewal() -> None:
+    stations = Stations(turn(call("key")), FinalAnswer("done"))
+    sent_while_closed: list[int] = []
+
+    def reopen() -> None:
+        sent_while_closed.append(len(stations.gate.sends))
+        stations.fence.gate_open = True
+
+    def close_once(commit: RunCommit) -> None:
+        if commit.events and commit.checkpoint.pending is not None:
+            stations.fence.gate_open = False
+            stations.clock.skew_s += 60.0  # the start allowance passes, and every renewal's would
+            asyncio.get_running_loop().call_later(0.1, reopen)
+
+    stations.store.before_commit = close_once
+    drive(stations)
+    assert sent_while_closed == [0]
+    assert stations.kinds == ["decided", "intent", "tool_result", "decided", "outcome"]
+    renewed = [c for c in stations.store.commits if not c.events and not isinstance(c.not_after, Keep)]
+    assert len(renewed) == 1
+
+
+def test_no_write_goes_out_under_a_lost_fence() -> None:
     stations = Stations(turn(call("key")))
 
-    def close(_: RunCommit) -> None:
+    def lose(_: RunCommit) -> None:
+        stations.fence.lost = True
         stations.fence.gate_open = False
-        stations.clock.skew_s += 6.0  # the start allowance passes
 
-    stations.store.before_commit = close
+    stations.store.before_commit = lose
     drive(stations)
     assert stations.gate.sends == []
-    assert stations.kinds == ["decided", "intent", "parked"]
-    assert stations.store.commits[-1].checkpoint.pending is not None
-    renewed = [c for c in stations.store.commits if not c.events and not isinstance(c.not_after, Keep)]
-    assert len(renewed) == 3
+    assert stations.kinds == ["decided", "intent"]
 
 
 def test_the_start_allowance_counts_from_before_the_first_offer() -> None:

@@ -214,10 +214,14 @@ def test_under_stop_requested_not_found_ends_the_write_as_not_done() -> None:
 def test_a_call_that_never_starts_parks_with_its_intent_after_bounded_renewals() -> None:
     world = a_world("key")
     driver = world.until(commands.CallWrite)
-    for _ in range(bounds.NOT_AFTER_RENEWALS_MAX + 1):
+    for _ in range(bounds.NOT_AFTER_RENEWALS_MAX):
         world.seconds += 5.0
         world.step(driver)  # the send, which does not start
-        world.step(driver)  # its renewal, and in the end the park
+        world.step(driver)  # the gate is open: no wait
+        world.step(driver)  # the renewal
+    world.seconds += 5.0
+    world.step(driver)  # the last send
+    world.step(driver)  # the park
     assert world.sends == []
     assert stands(world) is Status.PARKED
     assert world.row.park_reason is ParkReason.NOT_STARTED

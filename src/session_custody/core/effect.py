@@ -240,6 +240,8 @@ def _send(p: Progress, turn: Turn, permit: Permit, *, first: bool) -> Machine[bo
         answer = fact.answer
         if not isinstance(answer, NotStarted) or renewals == bounds.NOT_AFTER_RENEWALS_MAX:
             break
+        # a gate that an outage closed is no hung thread: waiting for it costs none of the renewals
+        yield Pause(until=p.run.expires_at, gate=True)
         yield from p.commit(p.cp, not_after=_not_after(p, permit.spec))
     match answer:
         case Returned(value):
