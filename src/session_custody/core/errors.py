@@ -117,8 +117,8 @@ class RowRefused(CustodyError):
 
 
 class SignalRefused(CustodyError):
-    """A run cannot hear this now (I8). Codes, closed: run_unknown, run_ended, not_in_doubt, other_doubt, too_early,
-    call_running.
+    """A run cannot hear this now (I8). Codes, closed: run_unknown, run_ended, not_in_doubt, other_doubt,
+    too_early, call_running.
     """
 
     def __init__(self, code: str, detail: str) -> None:
