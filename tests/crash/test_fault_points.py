@@ -24,6 +24,13 @@ ALWAYS = (
 )
 
 
+CHAINS = (
+    ("intent.after@3", "result.before@2"),
+    ("tool.after@8", "lane.after@2"),
+    ("result.after@10", "publication.before@1"),
+)
+
+
 def test_every_fault_point_is_passed_by_the_play(baseline: Baseline) -> None:
     """Else a kill test below would wait for a kill that never comes."""
     assert {point for point in faults.POINTS if not baseline.passages.get(point)} == set()
@@ -47,3 +54,10 @@ def test_killed_half_way(point: str, world: World, baseline: Baseline) -> None:
     if passage == 1:
         pytest.skip("passed once or twice only: killed there already")
     assert crash_and_compare(world, baseline, f"{point}@{passage}").runs == baseline.history.runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", CHAINS, ids=" ".join)
+def test_the_successor_is_killed_too(points: tuple[str, ...], world: World, baseline: Baseline) -> None:
+    """From the second unclean end on the lanes' runs are driven as suspects; none of them is one."""
+    assert crash_and_compare(world, baseline, *points).runs == baseline.history.runs

@@ -1,7 +1,7 @@
 """Stations 9 and 11: drafts become numbered, sealed events and are offered as one commit (I7, I8).
 
 Fault points: `intent.*` around a commit that holds an intent, `result.*` around one that holds a result or
-the outcome.
+the outcome, and around every commit without an intent.
 """
 
 from __future__ import annotations
@@ -95,7 +95,10 @@ class Recorder:
         kinds = {draft.kind for draft in command.drafts}
         points = [
             point
-            for point, held in (("intent", EventKind.INTENT in kinds), ("result", bool(kinds & _RESULTS)))
+            for point, held in (
+                ("intent", EventKind.INTENT in kinds),
+                ("result", bool(kinds & _RESULTS) or EventKind.INTENT not in kinds),
+            )
             if held
         ]
         seen = {"run_id": offer.run_id, "loop_step": checkpoint.loop_step}
