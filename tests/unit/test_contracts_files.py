@@ -240,3 +240,12 @@ def test_durations_read_as_written(text: str, seconds: float) -> None:
 def test_a_duration_without_a_clear_unit_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is a duration"):
         seconds_of(text)
+
+
+@pytest.mark.parametrize("forgotten", ["manifest_id", "manifest_version"])
+def test_a_manifest_that_forgot_its_name_or_version_is_a_finding_not_another_file(
+    forgotten: str, tmp_path: Path
+) -> None:
+    lines = [line for line in MANIFEST.splitlines() if not line.startswith(forgotten)]
+    file = write(tmp_path, "\n".join(lines))
+    assert [str(finding) for finding in check([tmp_path])] == [f"{file}:1: {forgotten}: is missing"]

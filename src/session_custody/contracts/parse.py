@@ -25,10 +25,13 @@ _ONLY_IN_A_START: Final = ("route_id", "correlation_id", "model_profile")
 
 
 def kind_of(value: JsonValue) -> ContractKind | None:
-    """Which contract this document is; None: it is none (a RunStart names a manifest too)."""
+    """Which contract this document is; None: it is none (a RunStart names a manifest too).
+
+    The name or the version is enough: a manifest that forgot its id is one with a finding, not another file.
+    """
     if not isinstance(value, dict) or any(name in value for name in _ONLY_IN_A_START):
         return None
-    return next((kind for kind, (name, _) in IDENTITY.items() if name in value), None)
+    return next((kind for kind, names in IDENTITY.items() if any(name in value for name in names)), None)
 
 
 def parse_manifest(document: Document) -> Manifest:
