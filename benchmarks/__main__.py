@@ -31,6 +31,7 @@ WARM_RUNS: Final = 128
 ACTIVE_RUNS: Final = 1_000
 PROFILED_RUNS: Final = 200
 BACKENDS_END_S: Final = 5.0
+REAPED_S: Final = 0.1
 ROUNDS_BUDGET_S: Final = 270.0
 """No further round begins that would not end by then."""
 
@@ -139,6 +140,7 @@ async def _quiet(observer: Observer) -> Counts:
     ends = time.monotonic() + BACKENDS_END_S
     while observer.others() and time.monotonic() < ends:  # noqa: ASYNC110 - another process ends them
         await asyncio.sleep(0.02)
+    await asyncio.sleep(REAPED_S)  # until then their CPU time belongs to nobody
     return observer.counts()
 
 
