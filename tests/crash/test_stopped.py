@@ -10,7 +10,13 @@ from session_custody.client import CustodyClient
 from tests.crash.play import Part, single
 from tests.crash.world import MakeWorld, World
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.postgres,
+    pytest.mark.crash,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
 
 
 PATIENT = {"CUSTODY_LIMITS__NOT_AFTER_MARGIN_S": "60", "CUSTODY_LANES__CLOCK_HOLD_S": "0"}

@@ -9,7 +9,13 @@ import pytest
 from tests.crash.play import Part, single
 from tests.crash.world import MakeWorld
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.crash, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.postgres,
+    pytest.mark.crash,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
 
 KILLER = Part("killer", [[("deadly", "killer")]])
 NEIGHBOURS = tuple(single(f"neighbour-{number}", "note") for number in range(4))

@@ -29,6 +29,10 @@ from session_custody.publish.refusals import GONE, REFUSED_FOR_EVER, TIMEOUTS, e
 
 QUEUE_FULL_POLL_S: Final = 0.1
 RETRY_POLL_S: Final = 0.05
+HEARD_ELSEWHERE: Final = (KafkaException, SystemError)
+"""What poll and flush raise for a fatal error, which the next call on the transaction says better.
+SystemError: the client has set the exception already and serves one more delivery report before it returns.
+"""
 
 
 class OutletGone(Exception):
@@ -170,12 +174,12 @@ class _Sender:
         """Let delivery reports and error_cb be heard. A fatal error is raised here too: the next call on the
         transaction says it better.
         """
-        with contextlib.suppress(KafkaException):
+        with contextlib.suppress(*HEARD_ELSEWHERE):
             self._producer.poll(wait_s)
 
     def _flush(self, deadline: float) -> int:
         """Records still under way at the deadline."""
-        with contextlib.suppress(KafkaException):
+        with contextlib.suppress(*HEARD_ELSEWHERE):
             return self._producer.flush(max(deadline - time.monotonic(), 0.001))
         return len(self._producer)
 
@@ -190,7 +194,7 @@ class _Sender:
         if producer is not None:
             # not close(): it would wait for the end of what is thrown away. librdkafka's threads and
             # connections end when the last reference goes, here.
-            with contextlib.suppress(KafkaException):
+            with contextlib.suppress(*HEARD_ELSEWHERE):
                 producer.purge(blocking=False)
                 producer.poll(0)
 
