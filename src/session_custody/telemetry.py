@@ -48,9 +48,6 @@ STEPS: Final = _counter("custody_steps_total", "Committed steps.", "kind", "resu
 STEP_DURATION: Final = _histogram("custody_step_duration_seconds", "Time of one part of a step.", "kind")
 BUDGET_EXHAUSTED: Final = _counter("custody_budget_exhausted_total", "Bounds hit.", "bound")
 TOOL_CALLS: Final = _counter("custody_tool_calls_total", "Tool calls.", "tool", "effect", "result")
-EFFECTS_SUPPRESSED: Final = _counter(
-    "custody_tool_effects_suppressed_total", "Writes not repeated because their end was recorded.", "tool"
-)
 PDP_DECISIONS: Final = _counter("custody_pdp_decisions_total", "PEP decisions.", "policy_profile", "decision")
 PDP_DURATION: Final = _histogram("custody_pdp_duration_seconds", "Time of one decision.")
 PDP_UNAVAILABLE: Final = _counter("custody_pdp_unavailable_total", "Times the PDP could not be asked.")
@@ -71,7 +68,6 @@ SETTLEMENTS: Final = _counter("custody_settlements_total", "Lost COMMITs settled
 LANES_OWNED: Final = _gauge("custody_lanes_owned", "Lanes this process owns.")
 LANE_LOST: Final = _counter("custody_lane_lost_total", "Lanes fenced away from this process.")
 LANES_ORPHANED: Final = _gauge("custody_lanes_orphaned", "Lanes with work and without an owner.")
-STUCK_RUNS: Final = _gauge("custody_stuck_runs", "Runs without progress for too long.")
 OUTBOX_PENDING: Final = _gauge("custody_outbox_pending", "Committed rows not yet published.", "lane")
 OUTBOX_OLDEST: Final = _gauge("custody_outbox_oldest_seconds", "Age of the oldest unpublished row.", "lane")
 OUTBOX_PUBLISHED: Final = _counter("custody_outbox_published_total", "Rows published.", "topic")

@@ -101,6 +101,7 @@ class Caller:
         except TimeoutError:
             return self._failed("model_timeout")
         except Unavailable as error:
+            log.warning("the model could not be asked", reason=error.detail)
             after = getattr(error, "retry_after_s", None)
             return self._failed("model_unavailable", float(after) if isinstance(after, int | float) else None)
         except ModelProfileUnknown:

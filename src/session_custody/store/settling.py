@@ -37,6 +37,7 @@ from session_custody.store.link import (
     Row,
     ending_blockers,
 )
+from session_custody.telemetry import SETTLEMENTS
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -88,10 +89,14 @@ class Settling:
                 if self._closing():
                     raise Unavailable("postgres", "closing before a COMMIT was settled")
                 try:
-                    return await self._try(fences, questions)
+                    settled = await self._try(fences, questions)
                 except (Broken, Refused):
+                    SETTLEMENTS.labels("tried").inc()
                     await asyncio.sleep(backoff)
                     backoff = min(backoff * 2, BACKOFF_MAX_S)
+                else:
+                    SETTLEMENTS.labels("settled").inc()
+                    return settled
 
     async def _try(self, fences: Sequence[tuple[LaneFence, UUID]], questions: Sequence[Question]) -> Settled:
         async with self._link.session() as session:

@@ -41,6 +41,7 @@ from session_custody.store.link import (
 )
 from session_custody.store.queries import query
 from session_custody.store.settling import BACKOFF_FIRST_S, BACKOFF_MAX_S, Question, Settling
+from session_custody.telemetry import COMMIT_GROUP
 
 COMMIT_ROWS_MAX: Final = 512
 COMMIT_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -188,6 +189,7 @@ class Writer:
         tickets = {offer.lane_id: self._fences.ticket(offer.lane_id) for offer in group}
         for offer in group:
             offer.sent = offer.commit.fence.owner
+        COMMIT_GROUP.observe(len(group))
         call = Call(statement, group_params(_fences(group), [offer.rows for offer in group]))
         try:
             async with self._link.session() as session:
