@@ -87,7 +87,8 @@ def test_rows_floor_and_a_broken_connection(world: World, database: str) -> None
                 fence.on_broken = heard
                 await hand.execute(
                     "select pg_terminate_backend(pid) from pg_stat_activity "
-                    "where application_name like 'custody %%' and pid <> pg_backend_pid()"
+                    "where application_name like 'custody %%' and pid <> pg_backend_pid() "
+                    "and datname = current_database()"
                 )
                 await until(lambda: closed, "the store hears of it")
                 assert not any(closed)

@@ -81,12 +81,13 @@ def test_a_backend_that_is_ended_is_replaced(database: str) -> None:
             fence.gate_open = True
             await admin.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where application_name like 'custody %'"
+                " where application_name like 'custody %' and datname = current_database()"
             )
 
             async def gone() -> bool:
                 cursor = await admin.execute(
-                    "select count(*) as n from pg_stat_activity where application_name like 'custody %'"
+                    "select count(*) as n from pg_stat_activity"
+                    " where application_name like 'custody %' and datname = current_database()"
                 )
                 return await cursor.fetchone() == {"n": 0}
 
