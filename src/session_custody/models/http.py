@@ -17,6 +17,7 @@ from typing import Final
 import httpx
 import structlog
 
+from session_custody.connections import SpreadTransport
 from session_custody.core.errors import ModelProfileUnknown, Unavailable
 from session_custody.core.inference import InferenceRequest, Proposal
 from session_custody.core.secret import Secret
@@ -92,7 +93,7 @@ class HttpModel:
             self._client = httpx.AsyncClient(
                 follow_redirects=False,
                 trust_env=False,
-                limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=64),
+                transport=SpreadTransport(CONNECTIONS_MAX, httpx.create_ssl_context()),
             )
         sent = self._client.stream(
             "POST",

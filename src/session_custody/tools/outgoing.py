@@ -16,6 +16,8 @@ from typing import Final, TypeVar
 
 import httpx
 
+from session_custody.connections import SpreadTransport
+
 RESPONSE_BYTES_MAX: Final = 8 * 1024 * 1024
 CONNECTIONS_MAX: Final = 256
 NOT_MODIFIED: Final = 304
@@ -135,7 +137,7 @@ class OutgoingHttp:
         self._base_url = base_url or ""
         # Now and not at the first call: reading the certificates takes longer than some calls may.
         limits = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=64)
-        self._async = httpx.AsyncHTTPTransport(verify=_tls(), limits=limits)
+        self._async = SpreadTransport(CONNECTIONS_MAX, _tls())
         self._sync = httpx.HTTPTransport(verify=_tls(), limits=limits)
 
     def async_client(self, until: float, traceparent: str | None) -> httpx.AsyncClient:
