@@ -21,6 +21,13 @@ JUMP_S: Final = 60.0
 _BOOT: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+def boottime() -> float:
+    """Seconds that go on while the machine sleeps (CLOCK_BOOTTIME; DESIGN 8); where there is no such clock,
+    monotonic ones. Start allowances are compared across stations: everybody asks here.
+    """
+    return time.clock_gettime(_BOOT)
+
+
 class DatabaseClock:
     """`now()` is cheap and never goes to the database."""
 
@@ -35,7 +42,7 @@ class DatabaseClock:
         return datetime.now(UTC) + self._offset
 
     def boottime(self) -> float:
-        return time.clock_gettime(_BOOT)
+        return boottime()
 
     @property
     def held(self) -> bool:

@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from session_custody.clock import boottime
 from session_custody.contracts import StoreContracts, publish
 from session_custody.core.events import RunFacts
 from session_custody.core.pin import Pattern, Resolved, RunPin, SentPin, Subject
@@ -24,7 +25,6 @@ from session_custody.redaction import KnownValues
 from session_custody.resources import examples_dir
 from session_custody.tools.gate import Gate
 from session_custody.tools.registry import Registry
-from session_custody.tools.threads import boottime
 from tests.integration.fraud_desk import Bank, ContractTable, a_bank, a_model, fraud_tools
 from tests.unit.driver_stations import RUN_ID, Clocks, Signing, Store, a_fence, a_run
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import structlog
 
+from session_custody.clock import boottime
 from session_custody.core.calls import (
     NotStarted,
     ReconciledDone,
@@ -26,7 +27,7 @@ from session_custody.core.errors import InvariantBroken, Unavailable
 from session_custody.core.results import stored
 from session_custody.core.transcript import UNSTORABLE
 from session_custody.tools.context import Done, NotFound, ToolContext, ToolError
-from session_custody.tools.threads import ThreadCall, boottime
+from session_custody.tools.threads import ThreadCall
 from tests.unit.tool_app import RUN, WAIT_S, App, a_send, hold, raising
 
 SHORT_S = 0.05

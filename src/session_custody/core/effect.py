@@ -82,11 +82,8 @@ def begin_write(p: Progress, turn: Turn, ordinal: int, spec: ToolSpec) -> Machin
             policy = answer.policy if isinstance(answer, Denied) else None
             stage_result(p, turn, ordinal, refused(answer), policy=policy)
             return True
-        case CouldNotAsk(detail):
-            yield from p.park(ParkReason.POLICY_UNAVAILABLE, detail)
-            return False
-        case ContractAbsent(detail):
-            yield from p.park(ParkReason.CONTRACT_MISSING, detail)
+        case CouldNotAsk() | ContractAbsent():
+            yield from park_undecided(p, answer)
             return False
         case _:
             assert_never(answer)
@@ -134,11 +131,8 @@ def settle_intent(p: Progress) -> Machine[bool]:
         case Malformed(code):
             yield from p.doubt(code)
             return False
-        case CouldNotAsk(detail):
-            yield from p.park(ParkReason.POLICY_UNAVAILABLE, detail)
-            return False
-        case ContractAbsent(detail):
-            yield from p.park(ParkReason.CONTRACT_MISSING, detail)
+        case CouldNotAsk() | ContractAbsent():
+            yield from park_undecided(p, answer)
             return False
         case _:
             assert_never(answer)
@@ -170,6 +164,17 @@ def authorize(
         raise unexpected(fact, "Authorize")
     (answer,) = fact.answers
     return answer
+
+
+def park_undecided(p: Progress, answer: CouldNotAsk | ContractAbsent) -> Machine[None]:
+    """Nobody decided about the call: the model is not told, and a pending intent stays (DESIGN 8)."""
+    match answer:
+        case CouldNotAsk(detail):
+            yield from p.park(ParkReason.POLICY_UNAVAILABLE, detail)
+        case ContractAbsent(detail):
+            yield from p.park(ParkReason.CONTRACT_MISSING, detail)
+        case _:
+            assert_never(answer)
 
 
 # ------------------------------------------------------------------ the parts

@@ -34,7 +34,7 @@ from session_custody.core.commands import (
     Sending,
     unexpected,
 )
-from session_custody.core.effect import begin_write, settle_intent
+from session_custody.core.effect import begin_write, park_undecided, settle_intent
 from session_custody.core.errors import InvariantBroken
 from session_custody.core.events import EventKind
 from session_custody.core.inference import ToolSchema
@@ -167,15 +167,9 @@ def _read(p: Progress, turn: Turn, group: list[int]) -> Machine[bool]:
         raise unexpected(fact, "Authorize")
     permits: dict[int, Permit] = {}
     for answer in fact.answers:
-        match answer:
-            case CouldNotAsk(detail):
-                yield from p.park(ParkReason.POLICY_UNAVAILABLE, detail)
-                return False
-            case ContractAbsent(detail):
-                yield from p.park(ParkReason.CONTRACT_MISSING, detail)
-                return False
-            case _:
-                pass
+        if isinstance(answer, CouldNotAsk | ContractAbsent):
+            yield from park_undecided(p, answer)
+            return False
     for place, answer in zip(group, fact.answers, strict=True):
         if isinstance(answer, Permit):
             permits[place] = answer

@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, assert_never
 from uuid import uuid4
 
+from session_custody.clock import boottime
 from session_custody.core import canonical, pointers
 from session_custody.core.authorization import AuthorizationRequest, Decision
 from session_custody.core.calls import (
@@ -49,7 +50,7 @@ from session_custody.tools.input_schema import ArgumentsRefused, read_arguments
 from session_custody.tools.invoke import CallEnd, NotBegun, OutOfTime, Watch, call_async, call_sync
 from session_custody.tools.outgoing import OpenHttp, OutgoingHttp
 from session_custody.tools.registry import Registered, Registry
-from session_custody.tools.threads import Raised, ToolThreads, Value, boottime
+from session_custody.tools.threads import Raised, ToolThreads, Value
 
 PDP_TIMEOUT_S: Final = 5.0
 PREPARED_MAX: Final = 4_096

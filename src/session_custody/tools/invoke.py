@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from session_custody.tools.threads import Raised, ThreadCall, ToolThreads, Value, boottime
+from session_custody.clock import boottime
+from session_custody.tools.threads import Raised, ThreadCall, ToolThreads, Value
 
 CANCEL_GRACE_S: Final = 0.5
 """What a coroutine that is out of time gets to end. Below the not_after margin."""

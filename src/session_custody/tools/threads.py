@@ -12,18 +12,12 @@ import contextvars
 import enum
 import queue
 import threading
-import time
 from asyncio import AbstractEventLoop, Event, Future
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-BOOT: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def boottime() -> float:
-    """Seconds that go on while the machine sleeps; where there is no such clock, monotonic ones."""
-    return time.clock_gettime(BOOT)
+from session_custody.clock import boottime
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from types import ModuleType
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from session_custody import faults
 from session_custody.clock import DatabaseClock
@@ -58,6 +58,7 @@ STDIN: Final = 0
 START_RETRY_S: Final = 2.0
 
 App = str | ModuleType
+T = TypeVar("T")
 
 
 class Custody:
@@ -152,7 +153,7 @@ class Worker:
             )
             http.start()
             closing.push_async_callback(http.close)
-            store = await self._open_store()
+            store = await self._until_there("postgres", lambda: open_store(settings))
             closing.push_async_callback(store.close)
             clock = DatabaseClock(store.now, settings.lanes.clock_hold_s)
             await clock.measure()
@@ -198,7 +199,7 @@ class Worker:
                 setup=_consumer(settings), store=store, admission=admission, on_fatal=self._on_fatal
             )
             topic = input_topic(settings)
-            await self._check_deployment(store, await self._cluster(topic.cluster_id))
+            await self._check_deployment(store, await self._until_there("kafka", topic.cluster_id))
             keeper = LaneKeeper(
                 store=store,
                 driver=driver,
@@ -248,20 +249,12 @@ class Worker:
         self._fatal = error
         asyncio.get_running_loop().call_soon_threadsafe(self._stop.set)
 
-    async def _open_store(self) -> PostgresStore:
+    async def _until_there(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
-                return await open_store(self.settings)
+                return await ask()
             except Unavailable as error:
-                await self._wait_for("postgres", error)
-
-    async def _cluster(self, ask: object) -> str:
-        assert callable(ask)
-        while True:
-            try:
-                return str(await ask())
-            except Unavailable as error:
-                await self._wait_for("kafka", error)
+                await self._wait_for(what, error)
 
     async def _wait_for(self, what: str, error: Unavailable) -> None:
         """A dependency is away at start: alive, not ready, and it is asked again soon."""
